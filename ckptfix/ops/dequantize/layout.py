@@ -8,7 +8,6 @@ scales are held whole.
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import ByteRange, Derived, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.quantization import Quantized
-from ckptfix.elements.arrays import Encoding, halves, rounded
+from ckptfix.elements.arrays import Encoding, halves, nearest, rounded
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import Readers
 from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
+from ckptfix.ops.dequantize.codes import Table
 from ckptfix.ops.dequantize.settings import Settings
 from ckptfix.words import plural
 
@@ -156,6 +156,7 @@ class Layout:
         compute: (round, *the same arrays for some of these rows) -> float32 numbers of these rows. `round` rounds such
             numbers as an operation in the dtype of the weight does, if that is the dtype of the output.
         step: a block of rows that costs less to read together.
+        table: codes of a few bits, with companions of the shape (rows, groups); `compute` is its own.
     """
 
     key: str
@@ -168,6 +169,7 @@ class Layout:
     read: Callable[[Tensors, int, int], Sequence[Array]] = field(repr=False)
     compute: Callable[..., Array] = field(repr=False)
     step: int = 1
+    table: Table | None = field(default=None, repr=False)
 
     @property
     def numel(self) -> int:
@@ -227,7 +229,7 @@ class Parts:
         return self._beside.get(suffix)
 
     def of_module(self, leaf: str) -> TensorEntry | None:
-        """Return another tensor of the module, which is no part of the weight, such as its ``bias``."""
+        """Return another tensor of the module, such as its ``bias``; None if there is none."""
         return self._all.get(self.stem[: self.stem.rfind(".") + 1] + leaf)
 
     def need(self, suffix: str, role: str) -> TensorEntry:
@@ -270,15 +272,7 @@ def rounding_to(dtype: str) -> Callable[[Array], Array]:
     if dtype == "float32":
         return _exact
 
-    def nearest(block: Array) -> Array:
-        import numpy
-
-        kind = Encoding.of(dtype, sys.byteorder)
-        made = numpy.empty(block.shape, f"u{kind.itemsize}")
-        rounded(block, dtype, made)
-        return kind.decoded(made.reshape(-1).view(numpy.uint8).data).reshape(block.shape)
-
-    return nearest
+    return partial(nearest, target=dtype)
 
 
 def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -> bytes:
@@ -297,8 +291,11 @@ def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -
     with numpy.errstate(all="ignore"):
         inputs = layout.read(tensors, first, last)
         for start in range(0, last - first, few):
-            block = layout.compute(round_, *(array[start : start + few] for array in inputs))
+            arrays = [array[start : start + few] for array in inputs]
             into = made[start : start + few]
+            if layout.table is not None and _looked_up(layout, layout.table, round_, to, arrays, into):
+                continue
+            block = layout.compute(round_, *arrays)
             if to != "float16":
                 rounded(block, to, into)
             elif halves(block, into):
@@ -306,6 +303,27 @@ def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -
                     "a number is out of the range of float16", where=layout.key, hint="choose bf16 or fp32"
                 )
     return made.tobytes()
+
+
+def _looked_up(layout: Layout, table: Table, round_: Any, to: str, arrays: Sequence[Array], into: Array) -> bool:
+    """Fill `into` from a table of the rounded numbers of each group; return False where that costs more.
+
+    A number of the table that is out of the range may be that of no element, so the elements decide.
+    """
+    import numpy
+
+    data, *companions = arrays
+    costly = to == "float16" or (table.rounds and round_ is not _exact)
+    if not costly or not table.pays(layout.width, companions[0].shape[1]):
+        return False
+    values = table.values(round_, *companions)
+    made = numpy.empty(values.shape, into.dtype)
+    if to != "float16":
+        rounded(values, to, made)
+    elif halves(values, made):
+        return False
+    table.look_up(made, data, into)
+    return True
 
 
 def stream(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.ops.dequantize.codes import E2M1, affine, eight_bits, in_bytes
+from ckptfix.ops.dequantize.codes import E2M1, Table, affine, eight_bits, in_bytes, integers, numbered, times
 from ckptfix.ops.dequantize.layout import Layout, Parts, Tensors, numbers
 from ckptfix.ops.dequantize.scaled import MOST_FLOATS, one_scale, power_of_two, signed, weight_key
 
@@ -159,18 +159,17 @@ def quanto_packed(parts: Parts) -> Layout:
     def read(tensors: Tensors, first: int, last: int) -> Sequence[Array]:
         data = stacked(tensors, codes, bits, 8 // bits, first, last, high_first=False)
         scales = tensors.finite(scale)
-        shifts = tensors.finite(shift, role="shift") if floats else tensors.numbers(shift).astype("i1")
+        shifts = tensors.finite(shift, role="shift") if floats else tensors.numbers(shift).astype("i1").astype("f4")
         return [data, scales.reshape(-1, 1)[first:last], shifts.reshape(-1, 1)[first:last]]
 
-    def compute(round_: Round, data: Array, scales: Array, shifts: Array) -> Array:
-        import numpy
-
-        if not floats:
-            return (data.astype(numpy.int8) - shifts) * scales
-        return round_(data.astype(numpy.float32) * scales) - shifts
+    def formula(round_: Round, numbers: Array, scales: Array, shifts: Array) -> Array:
+        return round_(numbers * scales) - shifts
 
     group = (1, width) if len(shape) == 2 else (1, *shape[1:])
-    return Layout(weight_key(parts), shape, scale.dtype, bits, group, rows, width, read, compute)
+    table = Table(integers(bits), numbered, formula if floats else times, rounds=floats)
+    return Layout(
+        weight_key(parts), shape, scale.dtype, bits, group, rows, width, read, table.compute, table=table
+    )
 
 
 def _quanto_shape(parts: Parts, rows: int, inner: tuple[int, ...]) -> tuple[int, ...]:
@@ -239,13 +238,14 @@ def hqq(parts: Parts) -> Layout:
             found.append(every[first:last] if axis == 1 else numpy.broadcast_to(every, (last - first, width)))
         return found
 
-    def compute(round_: Round, data: Array, zeros: Array, scales: Array) -> Array:
-        import numpy
-
-        return round_(data.astype(numpy.float32) - zeros) * scales
+    def formula(round_: Round, numbers: Array, zeros: Array, scales: Array) -> Array:
+        return round_(numbers - zeros) * scales
 
     size = width if axis == 1 else rows
-    return Layout(f"{parts.stem}weight", shape, dtype, bits, (1, size), rows, width, read, compute)
+    table = Table(integers(bits), numbered, formula, rounds=True)
+    return Layout(
+        f"{parts.stem}weight", shape, dtype, bits, (1, size), rows, width, read, table.compute, table=table
+    )
 
 
 def _numbers(parts: Parts, name: str) -> list[int]:
@@ -286,7 +286,7 @@ def int4_modelopt(parts: Parts) -> Layout:
         raise parts.wrong(f"a scale of shape {list(scale.shape)} does not fit codes of {list(codes.shape)}")
     if before is not None and before.shape != (width,):
         raise parts.wrong(f"a pre_quant_scale of shape {list(before.shape)} does not fit {width} columns")
-    table = tuple(float(code - 16 if code > 7 else code) for code in range(16))
+    table = Table(tuple(float(code - 16 if code > 7 else code) for code in range(16)), numbered, times)
 
     def read(tensors: Tensors, first: int, last: int) -> Sequence[Array]:
         import numpy
@@ -300,14 +300,14 @@ def int4_modelopt(parts: Parts) -> Layout:
             found.append(numpy.broadcast_to(row, (last - first, width)))
         return found
 
-    def compute(round_: Round, data: Array, scales: Array, columns: Array | None = None) -> Array:
-        import numpy
-
-        made = affine(numpy.array(table, numpy.float32).take(data), scales)
-        return made if columns is None else made * columns
+    def compute(round_: Round, data: Array, scales: Array, columns: Array) -> Array:
+        return table.compute(round_, data, scales) * columns
 
     dtype = scale.dtype if scale.dtype in ("float16", "bfloat16") else parts.settings.dtype or "bfloat16"
-    return Layout(weight_key(parts), (rows, width), dtype, 4, (1, width // groups), rows, width, read, compute)
+    plain = Layout(
+        weight_key(parts), (rows, width), dtype, 4, (1, width // groups), rows, width, read, table.compute, table=table
+    )
+    return plain if before is None else replace(plain, compute=compute, table=None)
 
 
 MULTIPLIED = {"bitlinear": False, "autobitlinear": True}

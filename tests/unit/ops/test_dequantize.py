@@ -21,7 +21,7 @@ from quantized_files import BESIDE, FP8, KINDS, fixtures, written
 
 import ckptfix
 from ckptfix.checkpoint.quantization import SCHEMES, SUBCLASS, UNKNOWN
-from ckptfix.elements.arrays import halves
+from ckptfix.elements.arrays import halves, nearest
 from ckptfix.errors import CkptfixError, Refused, WouldLoseData
 from ckptfix.ops.dequantize.own import TORCH
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
@@ -529,6 +529,28 @@ def test_numbers_are_rounded_to_float16_as_torch_does() -> None:
         infinite = halves(one.numpy(), made)
         assert numpy.array_equal(made, one.half().view(torch.uint16).numpy())
         assert infinite == bool(one.half().isinf().any())
+        for kind in (torch.float16, torch.bfloat16):
+            found = torch.from_numpy(nearest(one.numpy(), str(kind).removeprefix("torch.")))
+            assert torch.equal(found.view(torch.int32), one.to(kind).float().view(torch.int32))
+
+
+def test_a_code_that_no_element_has_is_not_out_of_range(tmp_path: Path) -> None:
+    """A table has the numbers of all codes of a group, and only those of its elements count."""
+    codes = torch.randint(2, 14, (8, 128))
+    scale = torch.full((8, 1), 10_000.0, dtype=torch.bfloat16)
+    for most in (13, 15):
+        codes[3, 5] = most
+        words = torch.zeros(8, 16, dtype=torch.int64)
+        for place in range(128):
+            words[:, place // 8] |= codes[:, place] << (4 * (place % 8))
+        state = {"l.weight_packed": words.to(torch.uint32).view(torch.int32), "l.weight_scale": scale,
+                 "l.weight_shape": torch.tensor([8, 128])}  # fmt: skip
+        if most == 15:
+            with pytest.raises(WouldLoseData):
+                plain(state, tmp_path, dtype="fp16")
+        else:
+            found, _ = plain(state, tmp_path, dtype="fp16")
+            same(found["l.weight"], ((codes - 8) * scale.float()).half())
 
 
 def test_a_file_without_quantized_weights_is_refused(tmp_path: Path) -> None:
