@@ -425,6 +425,41 @@ def test_quantized_tensors_of_torch(tmp_path: Path, dtype: torch.dtype, suffix: 
         same(found[name], tensor.dequantize())
 
 
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+def test_packed_params_are_named_and_refused(tmp_path: Path) -> None:
+    """torch.ao's quantized Linear has its weight and bias in a tuple."""
+    packed = (torch.quantize_per_tensor(torch.randn(4, 3), 0.1, 0, torch.qint8), torch.ones(4))
+    state = {"conv.weight": torch.ones(2, 2), "fc.scale": torch.tensor(1.0), "fc._packed_params._packed_params": packed}
+    torch.save(state, tmp_path / "in.pth")
+    with pytest.raises(Refused, match="none is in the state dict") as refused:
+        ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.safetensors", dequantize=True)
+    assert refused.value.where == "fc._packed_params._packed_params/0" and "_packed_params" in str(refused.value.hint)
+
+
+REFERENCES = {
+    "transformers 5.23, compressed-tensors 0.20": ["fp8-scale-inv", "fp8-scale"],
+    "compressed-tensors 0.20": [
+        "mxfp8", "mxfp4-pack-quantized", "nvfp4-pack-quantized", "int8-scale", "pack-quantized",
+    ],
+    "bitsandbytes 0.50 on a CPU": ["bitsandbytes-int8", "bitsandbytes-int8-attribute", "bitsandbytes-4bit"],
+    "mlx 0.32 on a CPU": ["mlx", "mlx-mx"],
+    "hqq 0.2.8": ["hqq"],
+    "optimum-quanto 0.2.7": ["quanto", "quanto-packed"],
+    "torchao 0.18": ["torchao-flattened", "torchao-colon", "tensor-class"],
+    "transformers 5.23": ["bitnet"],
+    "torch": ["torch-quantized"],
+    "loops from the source that the table of schemes names": [
+        "fp8-module-scale", "fp8-scale-weight", "int8-scales", "mxfp4-blocks", "mx-pairs", "nvfp4-modelopt",
+        "int4-modelopt", "gptq", "awq",
+    ],
+}  # fmt: skip
+"""What the weights of each scheme were compared with, bit for bit; the loops of these tests say the same."""
+
+
+def test_every_scheme_has_a_reference() -> None:
+    assert sorted(id for ids in REFERENCES.values() for id in ids) == sorted(DECODERS)
+
+
 def test_config_json_of_a_folder_becomes_that_of_a_plain_model(tmp_path: Path) -> None:
     state, expected = gptq(4, 64, 32, [0] * 64, torch.float16)
     whole = tmp_path / "whole.safetensors"
