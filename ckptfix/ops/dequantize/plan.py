@@ -258,7 +258,7 @@ def dequantized(
     if not rows and everywhere:
         first = everywhere[0].names[0]
         message = f"{plural(len(everywhere), 'quantized weight')} of the file: none is in the state dict to write"
-        hint = "torch.ao packs weight and bias in a tuple (_packed_params), which weight() and bias() of its modules read"
+        hint = "torch.ao packs weight and bias in a tuple (_packed_params), for its own quantized modules"
         raise Refused(message, where=first, hint=hint)
     if not rows:
         raise Refused("there are no quantized weights to dequantize", hint="leave out --dequantize")
