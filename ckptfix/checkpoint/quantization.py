@@ -500,7 +500,7 @@ SCHEMES: tuple[Scheme, ...] = (
             ("quanto", "quanto", "._data", FLOAT8 | {"int8", "uint8"},
              "codes * scale, or codes * scale - zero point", "qbytes.py"),
             ("quanto-packed", "quanto, packed", "._data._data", frozenset({"uint8", "int32"}),
-             "codes * scale - zero point, several codes a byte", "qbits.py, packed.py"),
+             "codes * scale - shift, several codes a byte", "qbits.py, packed.py"),
         )
     ),
     *(

@@ -123,7 +123,6 @@ def command(
     --verify runs both models, IN's from --source, and proves which of several targets are right. --check does the same
     for the lines of a rules file.
     """
-    from ckptfix.errors import Refused
     from ckptfix.ops import match as matching
     from ckptfix.ops.any_source import edits, is_direct
     from ckptfix.ops.writing import WriteOptions

@@ -161,6 +161,10 @@ def rounded(numbers: Elements, target: str, into: Elements) -> None:
         numpy.copyto(into.view(kind), near, casting="unsafe")
 
 
+SUBNORMAL, INFINITE = 0x38800000, 0x477FF000
+"""Bits of the float32 numbers below which float16 has fewer digits, and from which it has none."""
+
+
 def halves(numbers: Elements, into: Elements) -> bool:
     """Fill `into` with float32 numbers rounded to float16, as numpy does in twice the time.
 
@@ -188,8 +192,8 @@ def halves(numbers: Elements, into: Elements) -> bool:
     made &= numpy.uint32(0x8000)
     into |= made.astype(numpy.uint16)
     # Subnormal numbers of float16, and numbers beyond its range.
-    size -= numpy.uint32(0x38800000)
-    special = size >= numpy.uint32(0x477FF000 - 0x38800000)
+    size -= numpy.uint32(SUBNORMAL)
+    special = size >= numpy.uint32(INFINITE - SUBNORMAL)
     special &= nonzero
     if not special.any():
         return False
@@ -197,6 +201,36 @@ def halves(numbers: Elements, into: Elements) -> bool:
     rest = numbers.reshape(-1)[places].astype(numpy.float16)
     into.reshape(-1)[places] = rest.view(numpy.uint16)
     return bool(numpy.isinf(rest).any())
+
+
+def nearest(numbers: Elements, target: str) -> Elements:
+    """Return float32 numbers rounded to `target`, float16 or bfloat16, as float32 numbers again.
+
+    The bits that the target lacks are rounded away in place, which takes a fraction of the time of two conversions.
+    """
+    import numpy
+
+    drop = 13 if target == "float16" else 16
+    bits = numpy.ascontiguousarray(numbers).view(numpy.uint32)
+    made = bits >> numpy.uint32(drop)
+    made &= numpy.uint32(1)
+    made += numpy.uint32((1 << (drop - 1)) - 1)
+    made += bits
+    made &= numpy.uint32(0xFFFFFFFF >> drop << drop)
+    found: Elements = made.view(numpy.float32)
+    size = bits & numpy.uint32(0x7FFFFFFF)
+    if target == "bfloat16":
+        special = size > numpy.uint32(0x7F800000)
+    else:
+        nonzero = size != 0
+        size -= numpy.uint32(SUBNORMAL)
+        special = size >= numpy.uint32(INFINITE - SUBNORMAL)
+        special &= nonzero
+    if special.any():
+        places = numpy.flatnonzero(special)
+        exact = numbers.reshape(-1)[places].astype(_kind(target))
+        found.reshape(-1)[places] = exact.astype(numpy.float32)
+    return found
 
 
 def once(numbers: Elements, target: str) -> Elements:

@@ -33,6 +33,7 @@ from ckptfix.ops.writing import (
     Result,
     WriteOptions,
     carry_out,
+    companions,
     copy_note,
     copy_of,
     plan_edits,
@@ -87,6 +88,7 @@ def plan_conversion(
     shard_size: int | str | None = None,
     dequantize: bool = False,
     dtype: str | None = None,
+    source: object = None,
 ) -> Conversion:
     """Plan `dest` as a copy of `checkpoint` in a different format.
 
@@ -96,6 +98,7 @@ def plan_conversion(
     Args:
         weights, optimizer: the data to read from a format with `Format.select_weights`.
         dequantize: write plain weights instead of quantized ones, in `dtype` or in that of their scheme's own code.
+        source: the user's name of the checkpoint; if that is a folder, its other files go to an output folder.
 
     Raises:
         WouldLoseData: there are tensors that the output cannot hold, without `drop_unsupported`; or the file is one
@@ -121,16 +124,22 @@ def plan_conversion(
             at_address(checkpoint, at)
         return _copied(checkpoint, dest)
     if dequantize:
-        return _dequantized(checkpoint, dest, target, at, drop_unsupported, dtype)
+        return _dequantized(checkpoint, dest, target, at, drop_unsupported, dtype, source)
     if take is not None and at is None:
         return _taken(take(checkpoint, weights, optimizer), checkpoint, dest, target, drop_unsupported)
     if weights is not None or optimizer:
         raise Refused("--at cannot be combined with --weights or --optimizer", hint="leave out --at")
-    return _planned(checkpoint, dest, target, at, drop_unsupported)
+    return _planned(checkpoint, dest, target, at, drop_unsupported, source)
 
 
 def _dequantized(
-    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool, dtype: str | None
+    checkpoint: Checkpoint,
+    dest: str,
+    target: Format,
+    at: str | None,
+    drop_unsupported: bool,
+    dtype: str | None,
+    source: object,
 ) -> Conversion:
     """Plan plain weights: of one state dict, or in the same object."""
     # Other conversions start faster without this import.
@@ -140,7 +149,8 @@ def _dequantized(
     refuse_piece(checkpoint)
     refuse_damaged(checkpoint)
     if "objects" not in target.states:
-        return _one_state_dict(checkpoint, dest, target, at, drop_unsupported, partial(dequantized, checkpoint, to))
+        make = partial(dequantized, checkpoint, to)
+        return _one_state_dict(checkpoint, dest, target, at, drop_unsupported, source, make)
     change = dequantized(checkpoint, to)
     if target is format_of(checkpoint):
         plan = plan_edits(checkpoint, change.edits(), dest)
@@ -176,10 +186,10 @@ def _taken(taken: SelectedWeights, whole: Checkpoint, dest: str, target: Format,
 
 
 def _planned(
-    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool
+    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool, source: object = None
 ) -> Conversion:
     if "objects" not in target.states:
-        return _one_state_dict(checkpoint, dest, target, at, drop_unsupported)
+        return _one_state_dict(checkpoint, dest, target, at, drop_unsupported, source)
     if at is not None:
         hint = f"`{command('extract', checkpoint.path, dest, at=at)}` writes one state dict"
         raise Refused("a torch file keeps the whole object", hint=hint)
@@ -251,6 +261,7 @@ def _one_state_dict(
     target: Format,
     at: str | None,
     drop_unsupported: bool,
+    source: object,
     change: Callable[[str], Dequantization] | None = None,
 ) -> Conversion:
     chosen, taken, lost, unread, done = _fitting(
@@ -262,7 +273,7 @@ def _one_state_dict(
     plan = target.plan_write(little(checkpoint, kept), dest, metadata=pairs)
     left = [name for name in _left_behind(checkpoint, chosen) if name not in unread]
     noticed = (*findings, *plan.findings, *not_written(left, lost, target))
-    along = _along(checkpoint, plan, target, dest)
+    along = _along(checkpoint, plan, target, dest, source)
     along = along if done is None else done.around(checkpoint, along)
     plan = Plan((*along, *plan.files), noticed)
     ties = len(taken) - len(kept)
@@ -274,12 +285,12 @@ def _one_state_dict(
     return Conversion(plan, target.name, chosen.at, len(taken), promise, (*left, *lost), lost, ties, change=done)
 
 
-def _along(checkpoint: Checkpoint, plan: Plan, target: Format, dest: str) -> list[OutputFile]:
+def _along(checkpoint: Checkpoint, plan: Plan, target: Format, dest: str, source: object) -> list[OutputFile]:
     """Return the companion files that follow a folder into another folder, except names that the output uses itself."""
     if not target.folder:
         return []
     names = {file.path for file in plan.files}
-    return [file for file in format_of(checkpoint).companions(checkpoint, dest) if file.path not in names]
+    return [file for file in companions(checkpoint, source, dest) if file.path not in names]
 
 
 def _pairs(checkpoint: Checkpoint) -> dict[str, str]:
@@ -432,6 +443,7 @@ def convert(
             shard_size=shard_size,
             dequantize=dequantize,
             dtype=dtype,
+            source=source,
         )
         of = f" of {done.at}" if done.at else ""
         titles = f"{FORMATS[checkpoint.format].title} -> {FORMATS[done.format].title}"

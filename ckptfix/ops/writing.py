@@ -322,6 +322,24 @@ def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -
     return replace(draft, lines=(line, *draft.lines), findings=(*others, *draft.findings))
 
 
+def companions(checkpoint: Checkpoint, source: object, dest: str) -> tuple[OutputFile, ...]:
+    """Return copies in the folder `dest` of the files beside a checkpoint, such as config.json.
+
+    Args:
+        source: the user's name of the checkpoint. Files beside a checkpoint of one file follow it if that is a folder.
+    """
+    own = formats.format_of(checkpoint)
+    if own.folder or not isinstance(source, str | os.PathLike) or is_url(checkpoint.path):
+        return own.companions(checkpoint, dest)
+    if os.fspath(source) == checkpoint.path or found_as(file_name(source)) != "folder":
+        return ()
+    from ckptfix.formats.folders.companions import beside
+
+    around = beside(str(as_path(checkpoint.path).parent), [checkpoint.path]).copied_to(dest)
+    others = (*(suffix for row in formats.FORMATS.values() for suffix in row.suffixes), ".index.json")
+    return tuple(file for file in around if not file.path.lower().endswith(others))
+
+
 def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: WriteOptions, *, folder: bool = False) -> None:
     """Raise an error for an output that cannot be written, or is one of `inputs`, before a long read begins.
 

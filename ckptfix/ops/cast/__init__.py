@@ -15,9 +15,10 @@ from ckptfix.checkpoint import Checkpoint, Data, Edit, Put, Storage, TensorEntry
 from ckptfix.checkpoint.quantization import observers
 from ckptfix.elements import arrays
 from ckptfix.elements.arrays import Encoding
-from ckptfix.errors import Refused, StrPath, WouldLoseData
+from ckptfix.errors import Refused, StrPath, WouldLoseData, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats import FORMATS, format_of, located
 from ckptfix.io.elements import resolved, why_unresolved
 from ckptfix.io.parallel_map import mapped
 from ckptfix.io.read import Progress
@@ -356,7 +357,19 @@ class CastResult(Result):
         }
 
 
-def _scaled(checkpoint: Checkpoint, dest: str, casts: Casts, scale: ScaleFor, *, named: bool) -> Draft[CastResult]:
+def _folder_of(source: StrPath, dest: StrPath) -> bool:
+    """Return whether the output is a folder because the source is one that holds a model in a single file.
+
+    fp8 weights are not loaded without the settings in config.json, so a model's folder becomes a folder.
+    """
+    path = located(source)
+    alone = path != file_name(source) and FORMATS.with_suffix(file_name(dest)) is None
+    return alone and FORMATS.with_suffix(path) is FORMATS["safetensors"]
+
+
+def _scaled(
+    checkpoint: Checkpoint, source: StrPath, dest: str, casts: Casts, scale: ScaleFor, *, named: bool
+) -> Draft[CastResult]:
     """Return the draft of fp8 codes with scales for the tensors of `casts` that get some.
 
     Args:
@@ -388,8 +401,8 @@ def _scaled(checkpoint: Checkpoint, dest: str, casts: Casts, scale: ScaleFor, *,
         if other is not None and other.name != entry.name:
             kept[entry.name] = f"it shares its bytes with {other.name}, which is not cast"
             wanted.remove(entry)
-    at = wanted[0].at if wanted else ""
-    done = plan_quantization(checkpoint, wanted, scale, kept, at, dest)
+    target = FORMATS["hf"] if _folder_of(source, dest) else format_of(checkpoint)
+    done = plan_quantization(checkpoint, wanted, scale, kept, dest, target, source)
     was = ", ".join(dict.fromkeys(done.old.values()))
     lines = [f"cast {plural(len(done.old), 'tensor')} to float8_e4m3fn (from {was}), a scale for each {scale}"]
     if not wanted:
@@ -408,7 +421,7 @@ def _scaled(checkpoint: Checkpoint, dest: str, casts: Casts, scale: ScaleFor, *,
             scales=done.scales,
             quantization_config=done.config if wanted else None,
         ),
-        format=checkpoint.format,
+        format=target.name,
         plan=done.plan,
         promise=done.promise,
         lines=lines,
@@ -466,7 +479,7 @@ def cast(
             checkpoint, to, only=only, keep=keep, at=at, strict=strict, allow_unmatched=allow_unmatched
         )
         if scale is not None:
-            return _scaled(checkpoint, dest, done, scale, named=bool(only))
+            return _scaled(checkpoint, source, dest, done, scale, named=bool(only))
         name = dtype_of(to)
         dtypes = dict.fromkeys(done.old.values())
         line = f"cast {plural(len(done.puts), 'tensor')} to {name} (from {', '.join(dtypes)})"
@@ -487,7 +500,8 @@ def cast(
         )
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    return carry_out(source, dest, make, how)
+    folder = True if scale is not None and _folder_of(source, dest) else None
+    return carry_out(source, dest, make, how, folder=folder)
 
 
 def _counted(counts: Tallies, to: str, result: Result) -> Result:

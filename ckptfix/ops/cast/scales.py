@@ -17,7 +17,7 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -31,9 +31,11 @@ from ckptfix.checkpoint import (
     contiguous_stride,
     same_place,
 )
+from ckptfix.checkpoint.address import join
 from ckptfix.elements.arrays import Encoding, rounded
 from ckptfix.errors import KeyConflict, Refused, WouldLoseData
 from ckptfix.formats import format_of, states, weights_of
+from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_from
@@ -42,6 +44,9 @@ from ckptfix.ops import quantized
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.dequantize.layout import Layout, Tensors, rounding_to, stream
 from ckptfix.ops.dequantize.settings import without
+from ckptfix.ops.rename.objects import Rewriting
+from ckptfix.ops.rename.transform import Row, StateDictChange
+from ckptfix.ops.writing import companions
 from ckptfix.urls import as_path
 
 if TYPE_CHECKING:
@@ -97,7 +102,6 @@ class ScaledCast:
         scales: address of a weight -> key of its scale.
         config: the quantization settings for config.json.
         configured: whether config.json is among the files.
-        left: addresses that the output lacks.
     """
 
     plan: Plan
@@ -106,66 +110,100 @@ class ScaledCast:
     scales: Mapping[str, str]
     config: Mapping[str, Any]
     configured: bool
-    left: tuple[str, ...]
 
 
 def plan_quantization(
-    checkpoint: Checkpoint, weights: Sequence[TensorEntry], how: ScaleFor, kept: Mapping[str, str], at: str, dest: str
+    checkpoint: Checkpoint,
+    weights: Sequence[TensorEntry],
+    how: ScaleFor,
+    kept: Mapping[str, str],
+    dest: str,
+    target: Format,
+    source: object,
 ) -> ScaledCast:
-    """Plan `dest` with fp8 codes and scales for `weights`, a subset of the matrices of the state dict `at`.
+    """Plan `dest` as the checkpoint with fp8 codes and scales for `weights`, which are matrices.
 
     Args:
         kept: the addresses of other tensors -> why they are not quantized; the matrices among them are named in the
             settings.
+        target: the format of the output: that of the checkpoint, or a folder for a file that is alone in one.
+        source: the user's name of the checkpoint.
 
     Raises:
-        Refused: the format keeps an object, which would need new keys.
+        Refused: the format is not written, or its numbers are big-endian.
         KeyConflict: a scale would get the key of another tensor.
+        WouldLoseData: torch loads no fp8 from a legacy file.
     """
-    own = format_of(checkpoint)
-    if states(checkpoint, "objects") or not own.writes:
-        raise Refused("scales are new tensors, which only safetensors files and folders can get",
-                      path=checkpoint.path, hint="run `ckptfix convert` to safetensors first")  # fmt: skip
-    entries = weights_of(checkpoint, at)
-    taken = {entry.name for entry in weights}
-    keys = {entry.key for entry in entries}
-    made: dict[object, tuple[Storage, Storage]] = {}
-    output: list[TensorEntry] = []
-    after: dict[str, list[TensorEntry]] = {}
+    hint = "run `ckptfix convert` to safetensors first"
+    if not target.writes:
+        raise Refused(f"{target.title} cannot get new tensors, such as scales", path=checkpoint.path, hint=hint)
+    if checkpoint.byteorder != "little" and weights:
+        raise Refused("scales are computed for little-endian files only", path=checkpoint.path, hint=hint)
     suffix = "_scale_inv" if how == "block" else "_scale"
-    for entry in entries:
-        if entry.name not in taken:
-            output.append(entry)
-            continue
-        key = entry.key + suffix
-        if key in keys:
-            raise KeyConflict("the scale would get the key of another tensor", where=key, pairs=())
-        place = same_place(entry) or entry.name
-        if place not in made:
-            made[place] = _storages(entry, how, key)
-        codes, scale = made[place]
-        shape = scale_shape(entry.shape, how)
-        pair = [
-            TensorEntry(entry.key, "", codes, CODES, entry.shape, contiguous_stride(entry.shape)),
-            TensorEntry(key, "", scale, scale.dtype, shape, contiguous_stride(shape)),
-        ]
-        after[entry.name] = pair
-        output += pair
+    quantized_at = {entry.at for entry in weights} or {""}
+    sites = {at: _site(checkpoint, at, weights, how, suffix) for at in sorted(quantized_at)}
+    entries = [entry for site in sites.values() for entry in site.entries.values()]
     matrices = [entry for entry in entries if len(entry.shape) == 2 and entry.name in kept]
     config = settings(how, [entry.key.removesuffix(".weight") for entry in matrices if entry.key.endswith(".weight")])
-    written, metadata, findings = own.split_ties(output)
-    names = {*own.ties(checkpoint), *TIE_KEYS}
-    pairs = {**{key: value for key, value in checkpoint.metadata.items() if key not in names}, **metadata}
-    plan = own.plan_write(written, dest, metadata=pairs)
-    along, configured = _along(checkpoint, plan, config, dest)
-    plan = Plan((*along, *plan.files), (*findings, *plan.findings))
-    inside = {entry.name for entry in entries}
-    others = [entry for entry in checkpoint.entries if entry.name not in inside]
-    left = tuple(entry.name for entry in others)
-    promise = Promise(entries, others=others, made=after, reported=frozenset(left), names_stay=False)
-    scales = {name: both[1].key for name, both in after.items()}
+    if states(checkpoint, "objects"):
+        rewriting = Rewriting(checkpoint)
+        for site in sites.values():
+            rewriting.site(site)
+        plan = rewriting.plan(dest)
+    else:
+        plan = _named(checkpoint, sites[""], dest, target, source)
+    files, configured = _configured(checkpoint, plan, config)
+    made = {entry.name: [row for _, row in site.rows[entry.key] if row is not None]
+            for site in sites.values() for entry in site.entries.values() if entry.key in site.rows}  # fmt: skip
+    promise = Promise(edited=checkpoint, made=made, names_stay=False)
+    scales = {entry.name: entry.key + suffix for entry in weights}
     old = {entry.name: entry.dtype for entry in weights}
-    return ScaledCast(plan, promise, old, scales, config, configured, left)
+    return ScaledCast(replace(plan, files=files), promise, old, scales, config, configured)
+
+
+def _site(
+    checkpoint: Checkpoint, at: str, weights: Sequence[TensorEntry], how: ScaleFor, suffix: str
+) -> StateDictChange:
+    """Return a state dict in which each of its `weights` becomes codes and a scale; tied ones stay tied."""
+    views = not states(checkpoint, "objects")
+    entries = {entry.key: entry for entry in weights_of(checkpoint, at, views=views)}
+    taken = {entry.key for entry in weights if entry.at == at}
+    made: dict[object, tuple[TensorEntry, TensorEntry]] = {}
+    rows: dict[str, list[Row]] = {}
+    for key, entry in entries.items():
+        if key not in taken:
+            continue
+        if key + suffix in entries:
+            raise KeyConflict("the scale would get the key of another tensor", where=join(at, key + suffix), pairs=())
+        place = same_place(entry) or entry.name
+        if place not in made:
+            made[place] = _pair(entry, how, key + suffix)
+        codes, scale = made[place]
+        rows[key] = [(key, codes), (key + suffix, scale)]
+    return StateDictChange(at, tuple(entries), rows, entries, {}, {})
+
+
+def _pair(entry: TensorEntry, how: ScaleFor, key: str) -> tuple[TensorEntry, TensorEntry]:
+    """Return the codes of a weight, and its scale."""
+    codes, scale = _storages(entry, how, key)
+    shape = scale_shape(entry.shape, how)
+    return (
+        replace(entry, storage=codes, dtype=CODES, stride=contiguous_stride(entry.shape), offset=0),
+        TensorEntry(key, entry.at, scale, scale.dtype, shape, contiguous_stride(shape)),
+    )
+
+
+def _named(checkpoint: Checkpoint, site: StateDictChange, dest: str, target: Format, source: object) -> Plan:
+    """Plan a format of keys and tensors, with the companion files of a folder."""
+    output = [replace(site.entries[key] if entry is None else entry, key=name, at="")
+              for key, (name, entry) in site.after()]  # fmt: skip
+    written, metadata, findings = target.split_ties(output)
+    names = {*format_of(checkpoint).ties(checkpoint), *TIE_KEYS}
+    pairs = {**{key: value for key, value in checkpoint.metadata.items() if key not in names}, **metadata}
+    plan = target.plan_write(written, dest, metadata=pairs)
+    mine = {file.path for file in plan.files}
+    around = [file for file in companions(checkpoint, source, dest) if file.path not in mine] if target.folder else []
+    return Plan((*around, *plan.files), (*findings, *plan.findings))
 
 
 def scale_shape(shape: tuple[int, ...], how: ScaleFor) -> tuple[int, ...]:
@@ -206,26 +244,21 @@ def settings(how: ScaleFor, skipped: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _along(
-    checkpoint: Checkpoint, plan: Plan, config: Mapping[str, Any], dest: str
-) -> tuple[list[OutputFile], bool]:
-    """Return the companion files of a folder, with the settings in config.json, and whether there is one."""
-    own = format_of(checkpoint)
-    if not own.folder:
-        return [], False
-    names = {file.path for file in plan.files}
+def _configured(
+    checkpoint: Checkpoint, plan: Plan, config: Mapping[str, Any]
+) -> tuple[tuple[OutputFile, ...], bool]:
+    """Return the files of a plan with the settings in the config.json of a folder, and whether there is one."""
     stated = quantized.json_beside(checkpoint, quantized.CONFIG)
-    files: list[OutputFile] = []
-    configured = False
-    for file in own.companions(checkpoint, dest):
-        if file.path in names:
-            continue
-        if as_path(file.path).name == quantized.CONFIG and stated:
-            whole = {**without(stated), "quantization_config": dict(config)}
-            text = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
-            file, configured = OutputFile.of(file.path, [text.encode()], along=True), True
-        files.append(file)
-    return files, configured
+    text = json.dumps({**without(stated), "quantization_config": dict(config)}, indent=2, ensure_ascii=False) + "\n"
+    files = tuple(
+        OutputFile.of(file.path, [text.encode()], along=True) if stated and _is_config(file) else file
+        for file in plan.files
+    )
+    return files, files != plan.files
+
+
+def _is_config(file: OutputFile) -> bool:
+    return file.along and as_path(file.path).name == quantized.CONFIG
 
 
 @dataclass(slots=True)
@@ -304,7 +337,7 @@ def _storages(entry: TensorEntry, how: ScaleFor, key: str) -> tuple[Storage, Sto
     assert storage is not None
     scales = _Scales(entry, how)
     layout = _layout(entry, how, scales)
-    codes = stream(layout, [entry], CODES)
+    codes = stream(layout, [entry], CODES, what="quantized")
     dtype = "float32" if how == "block" else entry.dtype
     length = math.prod(scale_shape(entry.shape, how)) * Encoding.of(dtype, "little").itemsize
     sources = tuple(read_from(row_major(entry, "little")))

@@ -6,8 +6,11 @@ tables of E2M1 and E8M0 are those of the OCP Microscaling Formats specification 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ckptfix.elements.arrays import Encoding
 
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array: TypeAlias = NDArray[Any]
+
+Kind = Literal["f4", "i8"]
+"""float32 numbers, or integers by which an array is indexed."""
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The number of each code of four bits: a sign, two bits of exponent, one of mantissa."""
@@ -35,11 +41,11 @@ def eight_bits(dtype: str) -> Array:
 
 
 @cache
-def _spread(table: tuple[float, ...], high_first: bool) -> Array:
+def _spread(table: tuple[float, ...], high_first: bool, kind: Kind) -> Array:
     """Return the numbers of the codes in each byte, one item for each byte.
 
     Args:
-        table: the number of each code: 16 for codes of four bits, 4 for codes of two.
+        table: the number of each code: 16 for codes of four bits, 4 for codes of two, 2 for codes of one.
     """
     import numpy
 
@@ -49,52 +55,162 @@ def _spread(table: tuple[float, ...], high_first: bool) -> Array:
         shifts.reverse()
     every = numpy.arange(256)
     made = numpy.stack([(every >> shift) & (len(table) - 1) for shift in shifts], axis=1)
-    found = numpy.array(table, numpy.float32)[made]
-    return numpy.ascontiguousarray(found).view("u8" if len(shifts) == 2 else "c16").reshape(256)
+    return _items(numpy.array(table, kind)[made])
 
 
-def in_bytes(data: Array, table: tuple[float, ...], *, high_first: bool = False) -> Array:
-    """Return the numbers of the codes in the rows of `data`, bytes of several codes each."""
+def _items(numbers: Array) -> Array:
+    """Return the rows of a matrix as items that ``take`` copies whole."""
     import numpy
 
-    found: Array = _spread(table, high_first).take(data).view(numpy.float32).reshape(len(data), -1)
+    held = numpy.ascontiguousarray(numbers)
+    size = held.shape[1] * held.itemsize
+    return held.view({8: "u8", 16: "c16"}.get(size, f"V{size}")).reshape(-1)
+
+
+def in_bytes(data: Array, table: tuple[float, ...], *, high_first: bool = False, kind: Kind = "f4") -> Array:
+    """Return the numbers of the codes in the rows of `data`, bytes of several codes each."""
+    found: Array = _spread(table, high_first, kind).take(data).view(kind).reshape(len(data), -1)
     return found
 
 
-def in_words(words: Array, bits: int, count: int, offset: int = 0) -> Array:
-    """Return the first `count` codes of each row as numbers.
+def in_words(words: Array, table: tuple[float, ...], count: int, kind: Kind = "f4") -> Array:
+    """Return the numbers of the first `count` codes of each row.
 
     Rows are streams of bits in 32-bit words: the first code is in the lowest bits of the first word, and a code may
     continue in the next one.
 
     Args:
         words: contiguous rows of ``uint32``.
-        bits: of a code, 1 to 8.
-        offset: added to each code.
+        table: the number of each code, of 1 to 8 bits; for 8 bits, integers that follow each other.
     """
     import numpy
 
-    if bits in (2, 4):
-        return in_bytes(words.view(numpy.uint8), integers(bits, offset))[:, :count]
-    if bits == 8:
-        every = numpy.arange(offset, 256 + offset, dtype=numpy.float32)
-        return every.take(words.view(numpy.uint8))[:, :count]
-    rows = len(words)
-    short = -words.shape[1] % bits
-    if short:
-        words = numpy.concatenate([words, numpy.zeros((rows, short), numpy.uint32)], axis=1)
-    groups = words.reshape(rows, -1, bits)
-    made = numpy.empty((rows, groups.shape[1], 32), numpy.float32)
-    mask = numpy.uint32((1 << bits) - 1)
-    for place in range(32):
-        word, shift = divmod(place * bits, 32)
-        code = groups[:, :, word] >> numpy.uint32(shift)
-        if shift + bits > 32:
-            code = code | (groups[:, :, word + 1] << numpy.uint32(32 - shift))
-        made[:, :, place] = code & mask
-    if offset:
-        made += numpy.float32(offset)
-    return made.reshape(rows, -1)[:, :count]
+    bits = len(table).bit_length() - 1
+    data = words.view(numpy.uint8)
+    if bits in (1, 2, 4):
+        found = in_bytes(data, table, kind=kind)
+    elif bits == 8:
+        found = data.astype(kind)
+        if table[0]:
+            found += numpy.dtype(kind).type(table[0])
+    else:
+        found = _in_chunks(data, table, kind)
+    return numpy.ascontiguousarray(found[:, :count])
+
+
+def _in_chunks(data: Array, table: tuple[float, ...], kind: Kind) -> Array:
+    """Return the numbers of codes of 3, 5, 6 or 7 bits: a table has those of each chunk of two or four codes."""
+    import numpy
+
+    bits = len(table).bit_length() - 1
+    codes = 4 if bits == 3 else 2
+    chunk = codes * bits
+    period = math.lcm(8, chunk) // 8
+    rows, nbytes = data.shape
+    groups = -(-nbytes // period)
+    # A chunk touches at most three bytes, so the last one of a row needs up to two more.
+    padded = numpy.zeros((rows, groups * period + 2), numpy.uint8)
+    padded[:, :nbytes] = data
+    per_period = 8 * period // chunk
+    made = numpy.empty((rows, groups, per_period), numpy.uint32)
+    for place in range(per_period):
+        first, shift = divmod(place * chunk, 8)
+        value = made[:, :, place]
+        value[...] = padded[:, first : first + groups * period : period]
+        for more in range(1, -(-(shift + chunk) // 8)):
+            byte = padded[:, first + more : first + more + groups * period : period]
+            value |= byte.astype(numpy.uint32) << numpy.uint32(8 * more)
+        if shift:
+            value >>= numpy.uint32(shift)
+        value &= numpy.uint32((1 << chunk) - 1)
+    return _chunks(table, codes, kind).take(made).view(kind).reshape(rows, -1)
+
+
+@cache
+def _chunks(table: tuple[float, ...], codes: int, kind: Kind) -> Array:
+    """Return the numbers of `codes` codes for each integer that has so many."""
+    import numpy
+
+    bits = len(table).bit_length() - 1
+    every = numpy.arange(1 << codes * bits)
+    made = numpy.stack([(every >> bits * place) & (len(table) - 1) for place in range(codes)], axis=1)
+    return _items(numpy.array(table, kind)[made])
+
+
+def numbered(codes: Array, table: tuple[float, ...], kind: Kind) -> Array:
+    """Return the numbers of codes that are a byte each; `table` has integers that follow each other, or any numbers."""
+    import numpy
+
+    found: Array
+    if table == integers(len(table).bit_length() - 1):
+        found = codes.astype(kind)
+    else:
+        found = numpy.array(table, kind).take(codes)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Codes of a few bits with the formula of their weight: with few codes in a group, a table has all its numbers.
+
+    Attributes:
+        numbers: the number of each code.
+        decode: (data, the number of each code, kind) -> the numbers of its codes, contiguous rows.
+        formula: (round, numbers, *companions) -> the weight; all have the dimensions (row, group, element).
+        index: the group of each column; None for groups of equal sizes that follow each other.
+        rounds: the formula rounds more than once.
+    """
+
+    numbers: tuple[float, ...]
+    decode: Callable[[Array, tuple[float, ...], Kind], Array]
+    formula: Callable[..., Array]
+    index: Array | None = None
+    rounds: bool = False
+
+    def compute(self, round_: Any, data: Array, *companions: Array) -> Array:
+        """Return the weight: the formula for each element."""
+        numbers = self.decode(data, self.numbers, "f4")
+        if self.index is not None:
+            spread = [one[:, self.index, None] for one in companions]
+            return self.formula(round_, numbers[:, :, None], *spread).reshape(numbers.shape)
+        view = numbers.reshape(*companions[0].shape, -1)
+        return self.formula(round_, view, *(one[:, :, None] for one in companions)).reshape(numbers.shape)
+
+    def pays(self, width: int, groups: int) -> bool:
+        """Return whether groups are so long that the formula is computed for fewer numbers than there are elements."""
+        return 2 * len(self.numbers) * groups <= width
+
+    def values(self, round_: Any, *companions: Array) -> Array:
+        """Return the weight of each code in each group: (row, group, code)."""
+        import numpy
+
+        codes = numpy.array(self.numbers, numpy.float32).reshape(1, 1, -1)
+        made: Array = self.formula(round_, codes, *(one[:, :, None] for one in companions))
+        return made
+
+    def look_up(self, values: Array, data: Array, into: Array) -> None:
+        """Fill `into` with the value of each code; `values` are those of `values`, in any dtype."""
+        import numpy
+
+        rows, groups, levels = values.shape
+        places = self.decode(data, integers(levels.bit_length() - 1), "i8")
+        if self.index is None:
+            view = places.reshape(rows * groups, -1)
+            view += numpy.arange(0, rows * groups * levels, levels)[:, None]
+        else:
+            places += (self.index * levels)[None, :]
+            places += numpy.arange(0, rows * groups * levels, groups * levels)[:, None]
+        # Other modes copy the output through a buffer.
+        numpy.take(values.reshape(-1), places, out=into, mode="clip")
+
+
+def times(round_: Any, numbers: Array, scale: Array, zero: Array | None = None) -> Array:
+    """Return ``(numbers - zero) * scale``."""
+    if zero is None:
+        return numbers * scale
+    found: Array = numbers - zero
+    found *= scale
+    return found
 
 
 def affine(numbers: Array, scale: Array, zero: Array | None = None, index: Array | None = None) -> Array:

@@ -8,7 +8,6 @@ scales are held whole.
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import ByteRange, Derived, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.quantization import Quantized
-from ckptfix.elements.arrays import Encoding, halves, rounded
+from ckptfix.elements.arrays import Encoding, halves, nearest, rounded
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import Readers
 from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
+from ckptfix.ops.dequantize.codes import Table
 from ckptfix.ops.dequantize.settings import Settings
 from ckptfix.words import plural
 
@@ -156,6 +156,7 @@ class Layout:
         compute: (round, *the same arrays for some of these rows) -> float32 numbers of these rows. `round` rounds such
             numbers as an operation in the dtype of the weight does, if that is the dtype of the output.
         step: a block of rows that costs less to read together.
+        table: codes of a few bits, with companions of the shape (rows, groups); `compute` is its own.
     """
 
     key: str
@@ -168,6 +169,7 @@ class Layout:
     read: Callable[[Tensors, int, int], Sequence[Array]] = field(repr=False)
     compute: Callable[..., Array] = field(repr=False)
     step: int = 1
+    table: Table | None = field(default=None, repr=False)
 
     @property
     def numel(self) -> int:
@@ -211,6 +213,7 @@ class Parts:
         stem = codes.key[: len(codes.key) - len(weight.scheme.suffix)]
         names = {name for _, name in weight.companions}
         self._beside: dict[str, TensorEntry] = {}
+        self._all = beside
         self.stem = stem
         for companion in weight.scheme.companions:
             entry = beside.get(companion.name(stem))
@@ -224,6 +227,10 @@ class Parts:
     def find(self, suffix: str) -> TensorEntry | None:
         """Return the companion with this suffix; None if the file lacks it."""
         return self._beside.get(suffix)
+
+    def of_module(self, leaf: str) -> TensorEntry | None:
+        """Return another tensor of the module, such as its ``bias``; None if there is none."""
+        return self._all.get(self.stem[: self.stem.rfind(".") + 1] + leaf)
 
     def need(self, suffix: str, role: str) -> TensorEntry:
         """Return the companion with this suffix.
@@ -265,15 +272,7 @@ def rounding_to(dtype: str) -> Callable[[Array], Array]:
     if dtype == "float32":
         return _exact
 
-    def nearest(block: Array) -> Array:
-        import numpy
-
-        kind = Encoding.of(dtype, sys.byteorder)
-        made = numpy.empty(block.shape, f"u{kind.itemsize}")
-        rounded(block, dtype, made)
-        return kind.decoded(made.reshape(-1).view(numpy.uint8).data).reshape(block.shape)
-
-    return nearest
+    return partial(nearest, target=dtype)
 
 
 def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -> bytes:
@@ -292,8 +291,11 @@ def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -
     with numpy.errstate(all="ignore"):
         inputs = layout.read(tensors, first, last)
         for start in range(0, last - first, few):
-            block = layout.compute(round_, *(array[start : start + few] for array in inputs))
+            arrays = [array[start : start + few] for array in inputs]
             into = made[start : start + few]
+            if layout.table is not None and _looked_up(layout, layout.table, round_, to, arrays, into):
+                continue
+            block = layout.compute(round_, *arrays)
             if to != "float16":
                 rounded(block, to, into)
             elif halves(block, into):
@@ -303,11 +305,35 @@ def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -
     return made.tobytes()
 
 
-def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str, *, parallel: bool = True) -> Derived:
+def _looked_up(layout: Layout, table: Table, round_: Any, to: str, arrays: Sequence[Array], into: Array) -> bool:
+    """Fill `into` from a table of the rounded numbers of each group; return False where that costs more.
+
+    A number of the table that is out of the range may be that of no element, so the elements decide.
+    """
+    import numpy
+
+    data, *companions = arrays
+    costly = to == "float16" or (table.rounds and round_ is not _exact)
+    if not costly or not table.pays(layout.width, companions[0].shape[1]):
+        return False
+    values = table.values(round_, *companions)
+    made = numpy.empty(values.shape, into.dtype)
+    if to != "float16":
+        rounded(values, to, made)
+    elif halves(values, made):
+        return False
+    table.look_up(made, data, into)
+    return True
+
+
+def stream(
+    layout: Layout, tensors: Sequence[TensorEntry], to: str, *, parallel: bool = True, what: str = "dequantized"
+) -> Derived:
     """Return the bytes of the plain weight in the dtype `to`, computed when they are read.
 
     Args:
         tensors: all tensors that it is computed from.
+        what: the computation, in the past tense.
         parallel: compute on threads; otherwise in the thread that reads the bytes.
     """
     item = dtypes.by_name(to).itemsize
@@ -340,7 +366,7 @@ def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str, *, parallel:
 
     own = (entry for entry in tensors if entry.storage is not None)
     sources = tuple(place for entry in own for place in read_from(row_major(entry, "little")))
-    return Derived(total, chunks if total else tuple, f"dequantized to {to}", sources)
+    return Derived(total, chunks if total else tuple, f"{what} to {to}", sources)
 
 
 def plain(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.ops.dequantize.codes import E2M1, affine, eight_bits, in_bytes
+from ckptfix.ops.dequantize.codes import E2M1, Table, affine, eight_bits, in_bytes, integers, numbered, times
 from ckptfix.ops.dequantize.layout import Layout, Parts, Tensors, numbers
 from ckptfix.ops.dequantize.scaled import MOST_FLOATS, one_scale, power_of_two, signed, weight_key
 
@@ -108,7 +108,7 @@ def stacked(
     """
     import numpy
 
-    step, width = codes.shape
+    step, width = codes.shape[0], math.prod(codes.shape[1:])
     made = []
     while first < last:
         place, start = divmod(first, step)
@@ -118,6 +118,81 @@ def stacked(
         made.append(((data >> shift) & ((1 << bits) - 1)).astype(numpy.uint8))
         first += stop - start
     return numpy.concatenate(made)
+
+
+INPUTS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
+OUTPUTS = frozenset({"o_proj", "down_proj"})
+"""Linear layers of transformers' models whose inputs, or outputs, are as many as the ``hidden_size``."""
+
+
+def _quanto_group(inputs: int) -> int:
+    """Return the size of quanto's groups (optimum/quanto/nn/qmodule.py ``QModuleMixin``)."""
+    fits = (size for size in (128, 96, 64, 32) if inputs > 128 and inputs % size == 0)
+    return next(fits, inputs)
+
+
+def quanto_packed(parts: Parts) -> Layout:
+    """Return the layout of quanto with two or four bits: ``scale * codes - shift``, both rounded to the scale's dtype.
+
+    A shift of integers is subtracted before the product. The codes are a matrix of groups, packed along its rows
+    (optimum/quanto/tensor/qbits.py ``QBitsDequantizer``, packed.py, grouped.py). The file does not state the shape of
+    the weight. If a group is less than a row, its outputs are those of the bias beside it, or config.json states one
+    side.
+
+    Raises:
+        Refused: nothing states the shape, or the sizes do not fit.
+    """
+    codes, scale, shift = parts.codes, parts.need("._scale", "scale"), parts.need("._shift", "shift")
+    rows, step, inner = math.prod(scale.shape), *codes.shape[:1], codes.shape[1:]
+    if codes.dtype != "uint8" or scale.dtype not in MOST_FLOATS:
+        raise parts.wrong(f"codes of {codes.dtype} with a scale of {scale.dtype} are not known")
+    if not inner or scale.shape != (rows, *(1 for _ in inner)) or shift.shape != scale.shape:
+        shapes = f"a scale of shape {list(scale.shape)} and a shift of {list(shift.shape)}"
+        raise parts.wrong(f"{shapes} do not fit codes of {list(codes.shape)}")
+    fits = [bits for bits in (2, 4) if -(-rows * bits // 8) == step]
+    if len(fits) != 1:
+        raise parts.wrong(f"codes of {list(codes.shape)} do not fit {rows} groups of 2 or 4 bits")
+    bits, width = fits[0], math.prod(inner)
+    shape = _quanto_shape(parts, rows, inner)
+    floats = shift.dtype in MOST_FLOATS
+
+    def read(tensors: Tensors, first: int, last: int) -> Sequence[Array]:
+        data = stacked(tensors, codes, bits, 8 // bits, first, last, high_first=False)
+        scales = tensors.finite(scale)
+        shifts = tensors.finite(shift, role="shift") if floats else tensors.numbers(shift).astype("i1").astype("f4")
+        return [data, scales.reshape(-1, 1)[first:last], shifts.reshape(-1, 1)[first:last]]
+
+    def formula(round_: Round, numbers: Array, scales: Array, shifts: Array) -> Array:
+        return round_(numbers * scales) - shifts
+
+    group = (1, width) if len(shape) == 2 else (1, *shape[1:])
+    table = Table(integers(bits), numbered, formula if floats else times, rounds=floats)
+    return Layout(
+        weight_key(parts), shape, scale.dtype, bits, group, rows, width, read, table.compute, table=table
+    )
+
+
+def _quanto_shape(parts: Parts, rows: int, inner: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a weight that is stored as `rows` groups."""
+    width = math.prod(inner)
+    if len(inner) > 1 or width not in (32, 64, 96, 128):
+        return (rows, *inner)
+    *names, _ = parts.stem.split(".")
+    bias, hidden, last = parts.of_module("bias"), parts.settings.hidden_size or 0, names[-1] if names else ""
+    outputs = 0
+    if any("conv" in name for name in names):
+        pass  # The groups of a convolution do not tell the size of its kernel.
+    elif bias is not None and len(bias.shape) == 1:
+        outputs = bias.numel
+    elif hidden and last in OUTPUTS:
+        outputs = hidden
+    elif hidden and last in INPUTS:
+        outputs = rows * width // hidden
+    inputs = rows * width // outputs if outputs else 0
+    if not outputs or outputs * inputs != rows * width or _quanto_group(inputs) != width:
+        hint = "put the model's config.json beside it, or load it with optimum-quanto and save plain weights"
+        raise parts.wrong("neither the file nor config.json states the shape of the weight", hint=hint)
+    return outputs, inputs
 
 
 HQQ = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "2bit_u8": (2, 4), "1bit_u8": (1, 8), "3bit_32": (3, 10)}
@@ -163,13 +238,14 @@ def hqq(parts: Parts) -> Layout:
             found.append(every[first:last] if axis == 1 else numpy.broadcast_to(every, (last - first, width)))
         return found
 
-    def compute(round_: Round, data: Array, zeros: Array, scales: Array) -> Array:
-        import numpy
-
-        return round_(data.astype(numpy.float32) - zeros) * scales
+    def formula(round_: Round, numbers: Array, zeros: Array, scales: Array) -> Array:
+        return round_(numbers - zeros) * scales
 
     size = width if axis == 1 else rows
-    return Layout(f"{parts.stem}weight", shape, dtype, bits, (1, size), rows, width, read, compute)
+    table = Table(integers(bits), numbered, formula, rounds=True)
+    return Layout(
+        f"{parts.stem}weight", shape, dtype, bits, (1, size), rows, width, read, table.compute, table=table
+    )
 
 
 def _numbers(parts: Parts, name: str) -> list[int]:
@@ -210,7 +286,7 @@ def int4_modelopt(parts: Parts) -> Layout:
         raise parts.wrong(f"a scale of shape {list(scale.shape)} does not fit codes of {list(codes.shape)}")
     if before is not None and before.shape != (width,):
         raise parts.wrong(f"a pre_quant_scale of shape {list(before.shape)} does not fit {width} columns")
-    table = tuple(float(code - 16 if code > 7 else code) for code in range(16))
+    table = Table(tuple(float(code - 16 if code > 7 else code) for code in range(16)), numbered, times)
 
     def read(tensors: Tensors, first: int, last: int) -> Sequence[Array]:
         import numpy
@@ -224,14 +300,14 @@ def int4_modelopt(parts: Parts) -> Layout:
             found.append(numpy.broadcast_to(row, (last - first, width)))
         return found
 
-    def compute(round_: Round, data: Array, scales: Array, columns: Array | None = None) -> Array:
-        import numpy
-
-        made = affine(numpy.array(table, numpy.float32).take(data), scales)
-        return made if columns is None else made * columns
+    def compute(round_: Round, data: Array, scales: Array, columns: Array) -> Array:
+        return table.compute(round_, data, scales) * columns
 
     dtype = scale.dtype if scale.dtype in ("float16", "bfloat16") else parts.settings.dtype or "bfloat16"
-    return Layout(weight_key(parts), (rows, width), dtype, 4, (1, width // groups), rows, width, read, compute)
+    plain = Layout(
+        weight_key(parts), (rows, width), dtype, 4, (1, width // groups), rows, width, read, table.compute, table=table
+    )
+    return plain if before is None else replace(plain, compute=compute, table=None)
 
 
 MULTIPLIED = {"bitlinear": False, "autobitlinear": True}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.ops.dequantize.codes import affine, in_words
+from ckptfix.ops.dequantize.codes import Table, in_words, integers, numbered, times
 from ckptfix.ops.dequantize.layout import Layout, Parts, Tensors, numbers
 from ckptfix.ops.dequantize.scaled import MOST_FLOATS, weight_key
 
@@ -84,7 +84,7 @@ def gptq(parts: Parts) -> Layout:
         packed = tensors.rows(zeros, 0, groups, zeros.shape[1] * 4).view("<u4").astype(numpy.uint32)
         if not version_2 and not each:
             packed = packed + _ones(bits, packed.shape[1])
-        found = in_words(packed, bits, outputs)
+        found = in_words(packed, integers(bits), outputs)
         return (found + 1) % 8 if each and not version_2 else found
 
     def read(tensors: Tensors, first: int, last: int) -> Sequence[Array]:
@@ -92,14 +92,13 @@ def gptq(parts: Parts) -> Layout:
         zero = tensors.once(f"zeros {zeros.name}", lambda: read_zeros(tensors))
         return [_words(data), _turned(tensors.finite(scale), first, last), _turned(zero, first, last)]
 
-    def compute(round_: Round, data: Array, scales: Array, zero: Array) -> Array:
-        return affine(in_words(data, bits, inputs), scales, zero, index)
-
+    table = Table(integers(bits), lambda data, numbers, kind: in_words(data, numbers, inputs, kind), times, index)
     dtype = scale.dtype if scale.dtype in MOST_FLOATS else "float16"
     group = -(-inputs // groups)
     return Layout(
-        weight_key(parts), (outputs, inputs), dtype, bits, (1, group), outputs, inputs, read, compute, step=STEP
-    )
+        weight_key(parts), (outputs, inputs), dtype, bits, (1, group), outputs, inputs, read, table.compute,
+        step=STEP, table=table,
+    )  # fmt: skip
 
 
 def _ones(bits: int, words: int) -> Array:
@@ -193,14 +192,13 @@ def awq(parts: Parts) -> Layout:
         zero = columns(tensors, zeros, groups, first, last).astype(numpy.float32)
         return [columns(tensors, codes, inputs, first, last), _turned(tensors.finite(scale), first, last), zero]
 
-    def compute(round_: Round, data: Array, scales: Array, zero: Array) -> Array:
-        import numpy
-
-        return affine(data.astype(numpy.float32), scales, zero)
-
+    table = Table(integers(4), numbered, times)
     dtype = scale.dtype if scale.dtype in MOST_FLOATS else "float16"
     group = (1, inputs // groups)
-    return Layout(weight_key(parts), (outputs, inputs), dtype, 4, group, outputs, inputs, read, compute, step=STEP)
+    return Layout(
+        weight_key(parts), (outputs, inputs), dtype, 4, group, outputs, inputs, read, table.compute, step=STEP,
+        table=table,
+    )  # fmt: skip
 
 
 def pack_quantized(parts: Parts) -> Layout:
@@ -235,7 +233,7 @@ def pack_quantized(parts: Parts) -> Layout:
         plain = math.prod(zero.shape) == 1 if whole else zero.shape == scale.shape and zero.dtype != "int32"
         if not plain and (whole or zero.shape != packed_rows or zero.dtype != "int32"):
             raise parts.wrong(f"a zero point of shape {list(zero.shape)} does not fit a scale of {list(scale.shape)}")
-    offset = -(1 << (bits - 1))
+    codes_of = integers(bits, -(1 << (bits - 1)))
 
     def read_zeros(tensors: Tensors, entry: TensorEntry) -> Array:
         import numpy
@@ -244,7 +242,7 @@ def pack_quantized(parts: Parts) -> Layout:
         if entry.dtype != "int32" or whole:
             return found.astype(numpy.float32).reshape(-1, groups)
         made = [
-            in_words(numpy.ascontiguousarray(one.T).view(numpy.uint32), bits, shape[-2], offset).T
+            in_words(numpy.ascontiguousarray(one.T).view(numpy.uint32), codes_of, shape[-2]).T
             for one in found.reshape(-1, *found.shape[-2:])
         ]
         return numpy.concatenate(made)
@@ -260,15 +258,12 @@ def pack_quantized(parts: Parts) -> Layout:
             arrays.append(made.repeat(last - first, axis=0) if whole else made[first:last])
         return arrays
 
-    def compute(round_: Round, data: Array, scales: Array, zeros: Array | None = None) -> Array:
-        import numpy
-
-        found = numpy.ascontiguousarray(in_words(data, bits, width, offset))
-        return affine(found, scales, zeros, index)
-
+    table = Table(codes_of, lambda data, numbers, kind: in_words(data, numbers, width, kind), times, index)
     dtype = scale.dtype if scale.dtype in MOST_FLOATS else "bfloat16"
     group = () if whole else (1, size)
-    return Layout(weight_key(parts), shape, dtype, bits, group, rows, width, read, compute)
+    return Layout(
+        weight_key(parts), shape, dtype, bits, group, rows, width, read, table.compute, table=table
+    )
 
 
 def _bits(parts: Parts, width: int, words: int) -> int:
@@ -316,13 +311,14 @@ def mlx(parts: Parts) -> Layout:
         scales = tensors.finite(scale).reshape(-1, groups)[first:last]
         return [data, scales, tensors.finite(bias, role="bias").reshape(-1, groups)[first:last]]
 
-    def compute(round_: Round, data: Array, scales: Array, biases: Array) -> Array:
-        import numpy
+    def formula(round_: Round, numbers: Array, scales: Array, biases: Array) -> Array:
+        return round_(numbers * scales) + biases
 
-        found = numpy.ascontiguousarray(in_words(data, bits, width)).reshape(len(data), groups, size)
-        found = round_(found * scales[:, :, None])
-        return (found + biases[:, :, None]).reshape(len(data), width)
-
+    table = Table(
+        integers(bits), lambda data, numbers, kind: in_words(data, numbers, width, kind), formula, rounds=True
+    )
     dtype = scale.dtype if scale.dtype in MOST_FLOATS else "float16"
     rows = math.prod(leading)
-    return Layout(weight_key(parts), (*leading, width), dtype, bits, (1, size), rows, width, read, compute)
+    return Layout(
+        weight_key(parts), (*leading, width), dtype, bits, (1, size), rows, width, read, table.compute, table=table
+    )

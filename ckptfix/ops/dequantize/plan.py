@@ -204,7 +204,8 @@ class Dequantization:
             to = self.puts[row.used[0].name].dtype
             counts[row.weight.label, to] = counts.get((row.weight.label, to), 0) + 1
         lines = [f"dequantized {plural(number, 'weight')} to {to}: {label}" for (label, to), number in counts.items()]
-        lines.append(f"left out with them: {some(self.companions)}")
+        if self.companions:
+            lines.append(f"left out with them: {some(self.companions)}")
         if self.settings.rows and not folder:
             lines.append("remove the quantization settings from the config.json that you use with the output")
         return lines
@@ -252,7 +253,13 @@ def dequantized(
     whole = own_tensors(entry for entry in checkpoint.entries if entry.at not in optimizer)
     rows = (*quantized.quantization_of(checkpoint).weights, *whole)
     at_of = {entry.name: entry.at for entry in checkpoint.entries}
+    everywhere = rows
     rows = tuple(row for row in rows if at is None or at_of.get(row.names[0]) == at)
+    if not rows and everywhere:
+        first = everywhere[0].names[0]
+        message = f"{plural(len(everywhere), 'quantized weight')} of the file: none is in the state dict to write"
+        hint = "torch.ao packs weight and bias in a tuple (_packed_params), for its own quantized modules"
+        raise Refused(message, where=first, hint=hint)
     if not rows:
         raise Refused("there are no quantized weights to dequantize", hint="leave out --dequantize")
     weights = tuple(opened(checkpoint, row, settings) for row in rows)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import Refused
-from ckptfix.ops.dequantize.codes import E2M1, affine, eight_bits, in_bytes
+from ckptfix.ops.dequantize.codes import E2M1, affine, eight_bits, in_bytes, numbered
 from ckptfix.ops.dequantize.layout import Layout, Parts, Shape, Tensors, numbers
 
 if TYPE_CHECKING:
@@ -293,14 +293,20 @@ def mx_blocks(parts: Parts) -> Layout:
         for expert in range(first // width, -(-last // width)):
             start = max(first - expert * width, 0)
             stop = min(last - expert * width, width)
-            low, high = start // (size * per_byte), -(-stop // (size * per_byte))
             whole = tensors.rows(codes, expert * outputs, (expert + 1) * outputs, nbytes)
-            some = numpy.ascontiguousarray(whole.reshape(outputs, groups, size)[:, low:high])
-            powers = power_of_two(tensors, scale).reshape(experts, outputs, groups)[expert, :, low:high]
-            numbers = affine(in_bytes(some.reshape(outputs, -1), E2M1), powers)
-            begin = low * size * per_byte
-            made.append(numbers[:, start - begin : stop - begin].T)
-        return [numpy.concatenate(made)]
+            # Eight bytes at once are turned around in an eighth of the time.
+            eights = numpy.ascontiguousarray(whole[:, start // per_byte : stop // per_byte]).view(numpy.uint64)
+            packed = numpy.ascontiguousarray(eights.T).view(numpy.uint8).reshape(-1, outputs, 8).transpose(0, 2, 1)
+            some = numpy.stack([packed & 15, packed >> 4], axis=2).reshape(-1, outputs)
+            powers = power_of_two(tensors, scale).reshape(experts, outputs, groups)[expert]
+            own = powers[:, start // (size * per_byte) : stop // (size * per_byte)].T
+            made.append((some, own.repeat(size * per_byte, axis=0)))
+        return [numpy.concatenate(arrays) for arrays in zip(*made, strict=True)]
+
+    def compute_turned(round_: Round, some: Array, powers: Array) -> Array:
+        found = numbered(some, E2M1, "f4")
+        found *= powers
+        return found
 
     return Layout(
         key,
@@ -311,7 +317,7 @@ def mx_blocks(parts: Parts) -> Layout:
         experts * width,
         outputs,
         read_turned,
-        lambda round_, numbers: numbers,
+        compute_turned,
         step=size * per_byte,
     )
 

@@ -26,11 +26,13 @@ class Settings:
         rows: the settings; empty if there are none.
         dtype: of the model before it was quantized, as config.json states it; None if it does not.
         metadata: string pairs of the file itself.
+        hidden_size: of the model, as config.json states it; None if it does not, or states several.
     """
 
     rows: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    hidden_size: int | None = None
 
     def text(self, *names: str) -> str | None:
         """Return the first of these settings that is a string."""
@@ -87,7 +89,10 @@ def settings_of(checkpoint: Checkpoint) -> Settings:
             found = quantized.json_beside(checkpoint, name)
             inner = found.get("quantization")
             rows = inner if isinstance(inner, dict) else found
-    return Settings(rows, dtype if dtype in FLOATS else None, checkpoint.metadata)
+    holders = (config, *(row for row in config.values() if isinstance(row, dict)))
+    hidden = {size for row in holders if type(size := row.get("hidden_size")) is int and size > 0}
+    only = hidden.pop() if len(hidden) == 1 else None
+    return Settings(rows, dtype if dtype in FLOATS else None, checkpoint.metadata, only)
 
 
 def without(config: Mapping[str, Any]) -> dict[str, Any]:

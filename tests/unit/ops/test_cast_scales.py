@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,6 +128,25 @@ def test_a_folder_gets_the_settings(tmp_path: Path, folder: Path, how: How) -> N
         same(found[name], weights[name].bfloat16() * weights[f"{name}_scale"])
 
 
+def test_a_folder_of_one_file_becomes_a_folder(tmp_path: Path) -> None:
+    """As transformers writes small models: model.safetensors and config.json."""
+    source, dest = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    saved(model(), source / "model.safetensors")
+    for name, text in (("config.json", '{"model_type": "llama"}'), ("tokenizer.json", "{}"), ("optimizer.pt", "")):
+        (source / name).write_text(text)
+    done = ckptfix.cast(source, dest, "fp8", scale="block")
+    assert sorted(path.name for path in dest.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    config = json.loads((dest / "config.json").read_text())
+    assert config == {"model_type": "llama", "quantization_config": done.quantization_config}
+    ckptfix.convert(dest, tmp_path / "plain", to="hf", dequantize=True)
+    assert json.loads((tmp_path / "plain" / "config.json").read_text()) == {"model_type": "llama"}
+    assert (tmp_path / "plain" / "tokenizer.json").exists()
+    ckptfix.cast(source, tmp_path / "one.safetensors", "fp8", scale="block")
+    ckptfix.cast(source, tmp_path / "plain-cast", "fp16")
+    assert (tmp_path / "one.safetensors").is_file() and (tmp_path / "plain-cast").is_file()
+
+
 def test_a_file_is_told_the_settings(tmp_path: Path) -> None:
     source = saved(model(), tmp_path / "in.safetensors")
     done = ckptfix.cast(source, tmp_path / "out.safetensors", "e4m3", scale="block")
@@ -192,11 +212,65 @@ def test_a_key_that_is_taken(tmp_path: Path) -> None:
         ckptfix.cast(source, tmp_path / "out.safetensors", "e4m3", scale="row")
 
 
-def test_objects_have_no_room_for_scales(tmp_path: Path) -> None:
-    torch.save(model(), tmp_path / "in.pth")
-    with pytest.raises(Refused) as error:
-        ckptfix.cast(tmp_path / "in.pth", tmp_path / "out.pth", "e4m3", scale="row")
-    assert "convert" in str(error.value.hint)
+@pytest.mark.parametrize("how", HOWS)
+def test_an_object_keeps_all_but_its_weights(tmp_path: Path, how: How) -> None:
+    state = model()
+    linear = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(linear.parameters())
+    linear(torch.ones(4)).sum().backward()
+    optimizer.step()
+    whole = OrderedDict(state)
+    whole._metadata = OrderedDict({"": {"version": 1}, "model.norm": {"version": 2}})  # type: ignore[attr-defined]
+    ema = {name: tensor * 0.5 for name, tensor in state.items()}
+    torch.save({"model": whole, "ema": ema, "optimizer": optimizer.state_dict(), "epoch": 3}, tmp_path / "in.pth")
+    done = ckptfix.cast(tmp_path / "in.pth", tmp_path / "out.pth", "e4m3", scale=how)
+    suffix = "_scale_inv" if how == "block" else "_scale"
+    assert done.scales == {f"{at}/{name}": name + suffix for at in ("model", "ema") for name in LINEAR}
+    assert (done.exit_code, done.account.lost, done.account.left) == (0, (), ())
+    found = torch.load(tmp_path / "out.pth")
+    assert found["epoch"] == 3 and found["model"]._metadata == whole._metadata
+    moments = optimizer.state_dict()["state"][0]["exp_avg"]
+    assert torch.equal(found["optimizer"]["state"][0]["exp_avg"], moments)
+    for at, old in (("model", state), ("ema", ema)):
+        order = [one for name in old for one in ([name, name + suffix] if name in LINEAR else [name])]
+        assert list(found[at]) == order
+        for name, tensor in old.items():
+            codes, scale = expected(tensor, how) if name in LINEAR else (tensor, None)
+            same(found[at][name], codes)
+            if scale is not None:
+                same(found[at][name + suffix], scale)
+    ckptfix.convert(tmp_path / "out.pth", tmp_path / "plain.pth", dequantize=True)
+    assert list(torch.load(tmp_path / "plain.pth")["model"]) == list(state)
+
+
+def test_every_format_gets_the_same_tensors(tmp_path: Path, folder: Path) -> None:
+    ckptfix.cast(folder, tmp_path / "out", "e4m3", scale="block")
+    wanted = ckptfix.load_state_dict(tmp_path / "out")
+    for to in ("zip", "dcp", "safetensors"):
+        source, dest = tmp_path / f"in.{to}", tmp_path / f"out.{to}"
+        ckptfix.convert(folder, source, to=to)
+        done = ckptfix.cast(source, dest, "e4m3", scale="block")
+        found = ckptfix.load_state_dict(dest)
+        assert set(found) == set(wanted) and done.format == to
+        for name, tensor in wanted.items():
+            same(found[name], tensor)
+        assert any("config.json needs" in line for line in done.lines)
+
+
+@pytest.mark.parametrize(("to", "kind", "said"), [("legacy", CkptfixError, "legacy"), ("bin", Refused, "new tensors")])
+def test_formats_that_cannot_hold_scales(tmp_path: Path, to: str, kind: type[CkptfixError], said: str) -> None:
+    source, dest = tmp_path / "in", tmp_path / "out"
+    if to == "bin":
+        source.mkdir()
+        names = {f"{name}.weight": f"pytorch_model-0000{number}-of-00002.bin" for name, number in (("a", 1), ("b", 2))}
+        for name, file in names.items():
+            torch.save({name: torch.ones(4, 4)}, source / file)
+        (source / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    else:
+        torch.save({"a.weight": torch.ones(4, 4)}, source, _use_new_zipfile_serialization=False)
+    with pytest.raises(kind, match=said) as error:
+        ckptfix.cast(source, dest, "e4m3", scale="row")
+    assert error.value.hint and not dest.exists()
 
 
 def test_empty_and_tiny_matrices(tmp_path: Path) -> None:

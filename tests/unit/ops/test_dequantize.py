@@ -21,7 +21,7 @@ from quantized_files import BESIDE, FP8, KINDS, fixtures, written
 
 import ckptfix
 from ckptfix.checkpoint.quantization import SCHEMES, SUBCLASS, UNKNOWN
-from ckptfix.elements.arrays import halves
+from ckptfix.elements.arrays import halves, nearest
 from ckptfix.errors import CkptfixError, Refused, WouldLoseData
 from ckptfix.ops.dequantize.own import TORCH
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
@@ -425,6 +425,41 @@ def test_quantized_tensors_of_torch(tmp_path: Path, dtype: torch.dtype, suffix: 
         same(found[name], tensor.dequantize())
 
 
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+def test_packed_params_are_named_and_refused(tmp_path: Path) -> None:
+    """torch.ao's quantized Linear has its weight and bias in a tuple."""
+    packed = (torch.quantize_per_tensor(torch.randn(4, 3), 0.1, 0, torch.qint8), torch.ones(4))
+    state = {"conv.weight": torch.ones(2, 2), "fc.scale": torch.tensor(1.0), "fc._packed_params._packed_params": packed}
+    torch.save(state, tmp_path / "in.pth")
+    with pytest.raises(Refused, match="none is in the state dict") as refused:
+        ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.safetensors", dequantize=True)
+    assert refused.value.where == "fc._packed_params._packed_params/0" and "_packed_params" in str(refused.value.hint)
+
+
+REFERENCES = {
+    "transformers 5.23, compressed-tensors 0.20": ["fp8-scale-inv", "fp8-scale"],
+    "compressed-tensors 0.20": [
+        "mxfp8", "mxfp4-pack-quantized", "nvfp4-pack-quantized", "int8-scale", "pack-quantized",
+    ],
+    "bitsandbytes 0.50 on a CPU": ["bitsandbytes-int8", "bitsandbytes-int8-attribute", "bitsandbytes-4bit"],
+    "mlx 0.32 on a CPU": ["mlx", "mlx-mx"],
+    "hqq 0.2.8": ["hqq"],
+    "optimum-quanto 0.2.7": ["quanto", "quanto-packed"],
+    "torchao 0.18": ["torchao-flattened", "torchao-colon", "tensor-class"],
+    "transformers 5.23": ["bitnet"],
+    "torch": ["torch-quantized"],
+    "loops from the source that the table of schemes names": [
+        "fp8-module-scale", "fp8-scale-weight", "int8-scales", "mxfp4-blocks", "mx-pairs", "nvfp4-modelopt",
+        "int4-modelopt", "gptq", "awq",
+    ],
+}  # fmt: skip
+"""What the weights of each scheme were compared with, bit for bit; the loops of these tests say the same."""
+
+
+def test_every_scheme_has_a_reference() -> None:
+    assert sorted(id for ids in REFERENCES.values() for id in ids) == sorted(DECODERS)
+
+
 def test_config_json_of_a_folder_becomes_that_of_a_plain_model(tmp_path: Path) -> None:
     state, expected = gptq(4, 64, 32, [0] * 64, torch.float16)
     whole = tmp_path / "whole.safetensors"
@@ -529,6 +564,28 @@ def test_numbers_are_rounded_to_float16_as_torch_does() -> None:
         infinite = halves(one.numpy(), made)
         assert numpy.array_equal(made, one.half().view(torch.uint16).numpy())
         assert infinite == bool(one.half().isinf().any())
+        for kind in (torch.float16, torch.bfloat16):
+            found = torch.from_numpy(nearest(one.numpy(), str(kind).removeprefix("torch.")))
+            assert torch.equal(found.view(torch.int32), one.to(kind).float().view(torch.int32))
+
+
+def test_a_code_that_no_element_has_is_not_out_of_range(tmp_path: Path) -> None:
+    """A table has the numbers of all codes of a group, and only those of its elements count."""
+    codes = torch.randint(2, 14, (8, 128))
+    scale = torch.full((8, 1), 10_000.0, dtype=torch.bfloat16)
+    for most in (13, 15):
+        codes[3, 5] = most
+        words = torch.zeros(8, 16, dtype=torch.int64)
+        for place in range(128):
+            words[:, place // 8] |= codes[:, place] << (4 * (place % 8))
+        state = {"l.weight_packed": words.to(torch.uint32).view(torch.int32), "l.weight_scale": scale,
+                 "l.weight_shape": torch.tensor([8, 128])}  # fmt: skip
+        if most == 15:
+            with pytest.raises(WouldLoseData):
+                plain(state, tmp_path, dtype="fp16")
+        else:
+            found, _ = plain(state, tmp_path, dtype="fp16")
+            same(found["l.weight"], ((codes - 8) * scale.float()).half())
 
 
 def test_a_file_without_quantized_weights_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Each was compared bit for bit with its library on a CPU: torchao 0.18, optimum-q
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,6 +97,61 @@ def test_quanto(tmp_path: Path, codes: torch.dtype, kind: torch.dtype) -> None:
     found = plain({"l.weight._data": data, "l.weight._scale": scale, **beside}, tmp_path)
     assert sorted(found) == ["l.bias", "l.weight"]
     same(found["l.weight"], scale * data.to(kind))
+
+
+def quanto_packed(
+    shape: tuple[int, ...], group: int | None, bits: int, kind: torch.dtype, floats: bool
+) -> tuple[State, torch.Tensor]:
+    """A weight as optimum-quanto packs it, and its `dequantize`."""
+    inner = (group,) if group else shape[1:]
+    rows = math.prod(shape) // math.prod(inner)
+    codes = torch.randint(0, 1 << bits, (rows, *inner), dtype=torch.uint8)
+    one = (rows, *[1] * len(inner))
+    scale = (torch.rand(one) + 0.01).to(kind)
+    shift = (torch.rand(one) * 3).to(kind) if floats else torch.randint(0, 1 << bits, one, dtype=torch.uint8)
+    step = -(-rows * bits // 8)
+    packed = torch.zeros(step, *inner, dtype=torch.uint8)
+    for row in range(rows):
+        packed[row % step] |= codes[row] << (bits * (row // step))
+    wanted = scale * codes - shift if floats else scale * (codes.to(torch.int8) - shift.to(torch.int8))
+    return {"l.weight._data._data": packed, "l.weight._scale": scale, "l.weight._shift": shift}, wanted.reshape(shape)
+
+
+SHAPES: list[tuple[tuple[int, ...], int | None]] = [
+    ((7, 256), 128), ((5, 160), 32), ((9, 100), None), ((3, 5, 3, 3), None)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize(("shape", "group"), SHAPES)
+def test_quanto_with_several_codes_in_a_byte(tmp_path: Path, bits: int, shape: Any, group: int | None) -> None:
+    bias = {"l.bias": torch.ones(shape[0])} if group else {}
+    for kind in (torch.float16, torch.bfloat16, torch.float32):
+        for floats in (True, False):
+            state, wanted = quanto_packed(shape, group, bits, kind, floats)
+            found = plain({**state, **bias, "l.input_scale": torch.tensor(1.0)}, tmp_path)
+            assert sorted(found) == [*bias, "l.weight"]
+            same(found["l.weight"], wanted)
+
+
+@pytest.mark.parametrize(("name", "hidden", "shape"), [
+    ("q_proj", 256, (96, 256)), ("down_proj", 256, (256, 640)), ("q_proj", 384, None), ("other", 256, None),
+    ("q_proj", None, None), ("conv_q_proj", 256, None),
+])  # fmt: skip
+def test_quanto_takes_a_side_from_config_json(
+    tmp_path: Path, name: str, hidden: int | None, shape: tuple[int, int] | None
+) -> None:
+    state, wanted = quanto_packed(shape or (64, 256), 128, 4, torch.float16, True)
+    state = {key.replace("l.", f"m.{name}."): tensor for key, tensor in state.items()}
+    safetensors.torch.save_file(state, tmp_path / "in.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": hidden} if hidden else {}))
+    if shape is None:
+        with pytest.raises(Refused, match="states the shape") as refused:
+            ckptfix.convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors", dequantize=True)
+        assert refused.value.where == f"m.{name}.weight._data._data"
+        return
+    ckptfix.convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors", dequantize=True)
+    same(safetensors.torch.load_file(tmp_path / "out.safetensors")[f"m.{name}.weight"], wanted)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
