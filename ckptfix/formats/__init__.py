@@ -17,7 +17,7 @@ from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.errors import CkptfixError, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base, signs
 from ckptfix.formats.base import Aspect, Format
-from ckptfix.formats.dcp.part import refuse_part
+from ckptfix.formats.dcp.part import refuse_part as refuse_part
 from ckptfix.io.source import found_as, is_local, is_place, open_source, shares_open_files
 from ckptfix.io.system import named, refuse_other_kinds
 from ckptfix.names import kinds
@@ -177,6 +177,30 @@ def is_folder_checkpoint(name: str) -> bool:
     with named(name):
         able = FORMATS.possible(signs.Beginning(name, b"", 0), folder=True)
         return any(format.score(name, b"", 0) for format in able)
+
+
+UNPACKED = 95
+"""The score of an archive of torch that was unpacked, beside those of the formats of folders."""
+
+
+def folder_format(name: str) -> Format | None:
+    """Return the format of the checkpoint of many files in the folder `name`, or whose index is the file `name`.
+
+    It is None for other files, and for a folder that is an unpacked archive of torch. Nothing is raised for damage.
+    """
+    head, size = b"", 0
+    if found_as(name) != "folder":
+        if not name.endswith(".json") or found_as(name) != "file":
+            return None
+        with open_source(name) as source:
+            size = source.size
+            head = source.read(0, min(HEAD, size))
+        able = FORMATS.of(folder=True)
+    else:
+        able = FORMATS.possible(signs.Beginning(name, b"", 0), folder=True)
+    scores = [format.score(name, head, size) for format in able]
+    least = UNPACKED if not head and as_path(name, "data.pkl").is_file() else 1
+    return able[scores.index(max(scores))] if scores and max(scores) >= least else None
 
 
 def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False) -> Format:

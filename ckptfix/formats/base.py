@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
 from ckptfix.errors import Truncated, UnknownFormat
 from ckptfix.findings.row import Finding
 from ckptfix.io.source import truncated_hint
+
+if TYPE_CHECKING:
+    from ckptfix.formats.repairs import Repair, RepairTools
 
 Aspect = Literal[
     "device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order", "metadata", "checksums",
@@ -183,6 +186,8 @@ class Format:
         in_place: (checkpoint, plan of an edit whose output is the checkpoint itself, block) -> a plan of the same
             content in which data keeps its offset, or moves as a whole by a multiple of ``block()`` bytes, if that is
             not 0. None for a format that cannot be edited in place.
+        repair: (folder or its index, tools) -> the plan of what can be saved; None for a folder whose readable tensors
+            are all that can be saved, and for files.
         keeps_all: whether a plan is certainly an edit that keeps each tensor except those at or below the given
             addresses; False means that it is unknown.
     """
@@ -221,6 +226,7 @@ class Format:
     read_planned: Callable[[Plan], Checkpoint] | None = None
     keeps_all: Callable[[Checkpoint, Plan, Collection[str]], bool] | None = None
     in_place: InPlace | None = None
+    repair: Callable[[str, RepairTools], Repair] | None = None
 
     @property
     def has_ties(self) -> bool:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from ckptfix.commands import word
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
-from ckptfix.formats import open_checkpoint
 from ckptfix.formats.folders.safe_paths import file_inside
-from ckptfix.formats.shards.files import find
+from ckptfix.formats.shards.files import find, open_file
 from ckptfix.formats.shards.index import read_index
 from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, folder_beside, scan_folder
@@ -53,7 +52,7 @@ def _merged(path: str) -> str:
             if name.endswith(SUFFIXES) and name not in listed
         ]
         for name in others[:MOST_FILES]:
-            for entry in open_checkpoint(name).entries:
+            for entry in open_file(name).entries:
                 if entry.at or entry.key in there:
                     return ""
                 there[entry.key] = name

@@ -360,10 +360,6 @@ def _judge(
     looked[:] = [container, "key names", "devices"]
     # Globals are reported with their calls below.
     judged = [finding for finding in judge(checkpoint) if finding.id != "foreign-global"]
-    if any(finding.id == "missing-shard" for finding in judged):
-        from ckptfix.ops.doctor import shards_elsewhere
-
-        judged = list(shards_elsewhere.settled(path, judged))
     yield from judged
     yield from _container(path, checkpoint, fast=fast)
     yield from _edited(checkpoint)

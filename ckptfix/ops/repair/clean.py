@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import CkptfixError
 from ckptfix.findings import table
-from ckptfix.findings.row import Finding
+from ckptfix.formats.repairs import LeftOut
 from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.formats.torch.object import TorchObject
@@ -30,14 +30,6 @@ from ckptfix.pickles.reemit import children_to_write, every_node
 
 MOST_PLACES = 3
 """Addresses that a finding lists per function."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A part left out because it can run code: the function or the record that it names, and the finding."""
-
-    name: str
-    finding: Finding
 
 
 @dataclass(slots=True)

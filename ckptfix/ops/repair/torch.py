@@ -2,98 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, TensorEntry, address, dtypes
 from ckptfix.errors import DamagedFile, Unsupported
-from ckptfix.findings.row import Finding, Severity
-from ckptfix.findings.table import found
+from ckptfix.formats.repairs import LostTensor, Repair, leaves
 from ckptfix.formats.torch import zip_layout
 from ckptfix.formats.torch.common import StorageTable, fields, typed_apart, view_of
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.rewrite import legacy_plan, renumbered, storage_keys
 from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, tensor_entry
 from ckptfix.io.source import found_as, stamp
-from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
-from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
+from ckptfix.ops.repair.clean import clean, clean_records
+from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant, taken_from
 from ckptfix.ops.repair.remains import IntactStorage, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import Rewritten, children_to_write, every_node, reemit
 from ckptfix.words import some
 from ckptfix.zips.names import safe_name
-
-
-def taken_from(donor: Donor | None) -> str:
-    """Describe the replacement of a tensor that came from a different file, for `LostTensor.filled`."""
-    return f"the tensor of {donor.path if donor else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class LostTensor:
-    """A tensor that is not intact, and why; `filled` describes its replacement, "" if it is left out.
-
-    `taken`: all of the replacement comes from a different file, and no byte of it is generated.
-    `shape` and `dtype` are None and "" for a call that does not describe a tensor.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None
-    dtype: str
-    reason: str
-    filled: str = ""
-    taken: bool = False
-
-    def finding(self) -> Finding:
-        what = f"{list(self.shape)} {self.dtype}: {self.reason}" if self.shape is not None else self.reason
-        if self.filled:
-            severity: Severity = "info" if self.taken else "warning"
-            return found("filled", f"{what}; filled with {self.filled}", where=self.name, severity=severity)
-        return found("lost", what, where=self.name)
-
-
-@dataclass(frozen=True)
-class Repair:
-    """The plan of a repair: what can be saved of a file.
-
-    Attributes:
-        format: of the file that `plan_to` plans.
-        kept: the intact tensors.
-        losses: the other tensors, each by name.
-        notes: what happened to the file.
-        left_out: the parts that can run code, and are not in the plan.
-        compared: the kept tensors match their checksums; if not, they are only whole inside the file.
-    """
-
-    format: str
-    kept: tuple[TensorEntry, ...]
-    losses: tuple[LostTensor, ...]
-    notes: tuple[Finding, ...]
-    plan_to: Callable[[str], Plan] = field(repr=False)
-    left_out: tuple[LeftOut, ...] = ()
-    compared: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the kept tensors; a storage that several share counts once."""
-        seen = {
-            (storage.identity, storage.nbytes)
-            for entry in self.kept
-            for storage in (leaf.storage for leaf in leaves(entry))
-            if storage is not None and storage.data is not None
-        }
-        return sum(nbytes for _, nbytes in seen)
-
-
-def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
-    """Yield the entry and its parts."""
-    stack = [entry]
-    while stack:
-        one = stack.pop()
-        yield one
-        stack += one.parts
 
 
 def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
