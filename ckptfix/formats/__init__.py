@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import NamedTuple
 
 from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
-from ckptfix.errors import CkptfixError, UnknownFormat, WriteFailed, file_name, not_readable
+from ckptfix.errors import CkptfixError, StrPath, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base, signs
 from ckptfix.formats.base import Aspect, Format
 from ckptfix.formats.dcp.part import refuse_part as refuse_part
@@ -201,6 +201,32 @@ def folder_format(name: str) -> Format | None:
     scores = [format.score(name, head, size) for format in able]
     least = UNPACKED if not head and as_path(name, "data.pkl").is_file() else 1
     return able[scores.index(max(scores))] if scores and max(scores) >= least else None
+
+
+def is_index_name(name: str) -> bool:
+    """Return whether the name of a file is that of an index of the files in its folder; the file is not read."""
+    return any(format.score(name, b"{", 1) for format in FORMATS.of(folder=True))
+
+
+def read_files(paths: Sequence[StrPath]) -> Checkpoint:
+    """Read the files of all ranks of a job as one checkpoint; see `Format.read_files`.
+
+    Raises:
+        Refused: they are not files of ranks, or two belong to the same rank.
+        CkptfixError: an error of `open_checkpoint`.
+    """
+    (read,) = (format.read_files for format in FORMATS.of(folder=True) if format.read_files is not None)
+    return read(paths)
+
+
+def listed_beside(path: str) -> dict[str, str]:
+    """Return the keys that an index beside the file `path` lists in other files; see `Format.listed_beside`."""
+    able = FORMATS.possible(signs.Beginning(str(as_path(path).parent), b"", 0), folder=True)
+    listed: dict[str, str] = {}
+    for format in able:
+        if format.listed_beside is not None:
+            listed |= format.listed_beside(path)
+    return listed
 
 
 def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False) -> Format:

@@ -1,4 +1,7 @@
-"""The tensors of shards that are missing, in files that the index does not list: a program split the model again."""
+"""Shards beside a file: those that its index lists, and files with the tensors of missing shards.
+
+A program that splits a model again can leave an index of files that are gone.
+"""
 
 from __future__ import annotations
 
@@ -65,3 +68,25 @@ def _merged(path: str) -> str:
         f"{len(others)} files that the index does not list have exactly its tensors: "
         f"ckptfix merge {' '.join(map(word, others))} -o {dest}; then remove the index"
     )
+
+
+def listed_beside(path: str) -> dict[str, str]:
+    """Return key -> shard, for the tensors that an index beside the shard `path` lists in other shards.
+
+    The index is no part of the file, so one that cannot be read lists nothing.
+    """
+    place = as_path(path)
+    folder = str(place.parent)
+    shard_of: dict[str, str] = {}
+    try:
+        indexes = find(folder).indexes
+    except CkptfixError:
+        return {}
+    for name in indexes:
+        try:
+            rows = read_index(str(place.parent / name)).weight_map
+        except CkptfixError:
+            continue
+        if place.name in rows.values():
+            shard_of |= {key: shard for key, shard in rows.items() if shard != place.name}
+    return shard_of

@@ -205,6 +205,13 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
     return edit.in_place(layout_of(checkpoint), plan, block)
 
 
+def plan_rows(
+    checkpoint: Checkpoint, rows: Sequence[tuple[str, TensorEntry]], dest: str, metadata: Mapping[str, str]
+) -> Plan:
+    """Plan the folder with new tensors, each in the shard of its old key; see `Format.plan_rows`."""
+    return edit.plan_rows(layout_of(checkpoint), rows, dest, metadata)
+
+
 def edit_each_file(checkpoint: Checkpoint, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
     """Plan the folder with each shard as `make` plans it."""
     return edit.plan_files(layout_of(checkpoint), make, dest)
@@ -252,6 +259,8 @@ FORMAT = Format(
     split_ties=share_plan,
     ties=tied_names,
     notes=notes,
+    plan_rows=plan_rows,
+    listed_beside=elsewhere.listed_beside,
     repair=repair.repair,
 )
 
