@@ -468,6 +468,40 @@ def test_values_are_read_from_the_tree(path: Path) -> None:
         assert bool(pickled) == (path.relative_to(PACKAGE).as_posix() in READS_NODES), f"imports {sorted(pickled)}"
 
 
+KNOWS_FOLDERS = {
+    "ops/rank_shards.py": "what one rank's file says of the others, which still reads nodes (`READS_NODES`)",
+}
+"""Modules above the formats that import a format of folders, and why. All others reach it through its `Format`."""
+
+
+@every_module
+def test_folder_formats_are_reached_through_their_interface(path: Path) -> None:
+    from ckptfix.formats import _ROWS, FORMATS
+
+    rooms = {_ROWS[format.name].module.split(".")[0] for format in FORMATS.of(folder=True)} | {"deepspeed"}
+    if room(path) != "formats":
+        known = {".".join(there) for there, _ in imported(path) if there[0] == "formats" and {*there[1:2]} & rooms}
+        assert bool(known) == (path.relative_to(PACKAGE).as_posix() in KNOWS_FOLDERS), f"imports {sorted(known)}"
+
+
+FOLDER_FILES = re.compile(r"\.distcp|^/?\.metadata$|_(model|optim)_states|weight_map|index\.json|zero_pp_rank")
+NAMES_FOLDER_FILES = {
+    "ops/doctor/foreign.py": "a folder that no format reads: the pickle to search, and what is missing",
+    "ops/doctor/messages.py": "the words of other programs' errors",
+    "ops/rank_shards.py": "the rank in the name of a file",
+    "ops/target/targets.py": "an index that is given as a file of keys",
+}
+"""Modules above the formats that name a file of such a folder, and why."""
+
+
+@every_module
+def test_only_formats_name_the_files_of_folders(path: Path) -> None:
+    if room(path) not in ("formats", "findings", "trainer"):
+        lines = [line for text, line in strings(parsed(path)) if FOLDER_FILES.search(text)]
+        known = path.relative_to(PACKAGE).as_posix() in NAMES_FOLDER_FILES
+        assert bool(lines) == known, f"names a file of a folder format in the lines {lines}"
+
+
 OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
     "io/system.py": "the one place",
