@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry
-from ckptfix.commands import command
-from ckptfix.errors import Unsupported
 from ckptfix.formats import format_of, weights_of
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.ops.rename.transform import StateDictChange
@@ -17,14 +15,9 @@ def plan(checkpoint: Checkpoint, site: StateDictChange, dest: str) -> Plan:
     """Plan the checkpoint with the rows of its one state dict.
 
     Raises:
-        Unsupported: the shards are torch files, or slices.
         WouldLoseData: the format cannot hold a tensor.
     """
     format = format_of(checkpoint)
-    if not format.writes:
-        way = command("convert", checkpoint.path, "OUT")
-        message = f"{format.title}: only safetensors shards allow tensors to be split and joined"
-        raise Unsupported(message, path=checkpoint.path, hint=f"run `{way} --to hf` first, and edit the result")
     untouched = {entry.key: entry for entry in weights_of(checkpoint, site.at)}
     rows: list[tuple[str, TensorEntry]] = []
     for key, (name, entry) in site.after():

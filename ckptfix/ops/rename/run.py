@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, Plan, same_place
 from ckptfix.checkpoint.address import join
-from ckptfix.errors import CkptfixError, NoSuchFile, StrPath, file_name
+from ckptfix.commands import command
+from ckptfix.errors import CkptfixError, NoSuchFile, StrPath, Unsupported, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats import states
+from ckptfix.formats import format_of, states
 from ckptfix.formats.base import refuse_truncated
 from ckptfix.io.system import text_of
 from ckptfix.names import typed
@@ -68,6 +69,14 @@ class Transformed:
     findings: tuple[Finding, ...]
 
 
+def _refuse_folder(checkpoint: Checkpoint) -> None:
+    format = format_of(checkpoint)
+    if format.folder and not (format.recode if "objects" in format.states else format.writes):
+        way = command("convert", checkpoint.path, "OUT")
+        message = f"{format.title}: only safetensors shards allow tensors to be split and joined"
+        raise Unsupported(message, path=checkpoint.path, hint=f"run `{way} --to hf` first, and edit the result")
+
+
 def transformed(
     checkpoint: Checkpoint,
     rules: Rules,
@@ -87,7 +96,9 @@ def transformed(
         NoSuchTensor: no rule matches.
         Refused: a line does not fit; the error names the line and the tensor.
         KeyConflict: two keys would get the same name.
+        Unsupported: the checkpoint is a folder of torch files or of slices, which is only written with the same tensors.
     """
+    _refuse_folder(checkpoint)
     refuse_truncated(checkpoint)
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
