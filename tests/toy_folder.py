@@ -136,7 +136,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         elif isinstance(edit, Drop):
             names = {old: None if new in edit.names else new for old, new in names.items()}
         elif isinstance(edit, Put):
-            put = {old: edit.tensors[new] for old, new in names.items() if new in edit.tensors}
+            put = {old: edit.tensors[new] for old, new in names.items() if new is not None and new in edit.tensors}
             entries |= put
         else:
             raise Unsupported(f"pieces have no {type(edit).__name__}", path=checkpoint.path)

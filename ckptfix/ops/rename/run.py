@@ -96,7 +96,7 @@ def transformed(
         NoSuchTensor: no rule matches.
         Refused: a line does not fit; the error names the line and the tensor.
         KeyConflict: two keys would get the same name.
-        Unsupported: the checkpoint is a folder of torch files or of slices, which is only written with the same tensors.
+        Unsupported: a folder of torch files or of slices is written only with the same tensors.
     """
     _refuse_folder(checkpoint)
     refuse_truncated(checkpoint)
