@@ -9,7 +9,7 @@ counts.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.pickles import Call, Global
@@ -17,8 +17,6 @@ from ckptfix.pickles.graph import Node
 
 Number = tuple[int, int]
 """A version of torch: major, minor."""
-
-Kind = Literal["dense", "quantized", "parameter", "subclass", "sparse", "meta", "wrapper", "nested", "device"]
 
 UNSTATED = "no public statement of the version was found; this is the version of the feature it serves, or a later one"
 _UTILS, _TENSOR = "torch._utils", "torch._tensor"
@@ -30,7 +28,8 @@ class RebuildCall:
 
     Attributes:
         module, name: of the function.
-        kind: kind of its result; None for a known call that is not read as a tensor.
+        kind: kind of its result, a `TensorKind`; ``"parameter"``, ``"subclass"`` or ``"device"`` for a call that takes a
+            tensor of any kind; None for a known call that is not read as a tensor.
         since: the torch version with which it appeared; `source` is the source of that fact.
         accepted: ``weights_only=True`` accepts it.
         older: the name of its form in earlier versions.
@@ -45,7 +44,7 @@ class RebuildCall:
 
     module: str
     name: str
-    kind: Kind | None
+    kind: str | None
     since: Number | None
     source: str = UNSTATED
     accepted: bool = True
@@ -83,7 +82,7 @@ class RebuildCall:
         return Call(Global(self.module, self.name, 0), args, "REDUCE", position)
 
 
-def _on_storage(name: str, kind: Kind, since: Number, source: str = UNSTATED, **known: Any) -> RebuildCall:
+def _on_storage(name: str, kind: str, since: Number, source: str = UNSTATED, **known: Any) -> RebuildCall:
     return RebuildCall(_UTILS, name, kind, since, source, storage=0, offset=1, size=2, stride=3, **known)
 
 
@@ -91,7 +90,7 @@ def _around(name: str, since: Number, source: str, **known: Any) -> RebuildCall:
     return RebuildCall(_UTILS, name, "parameter", since, source, tensor=0, requires_grad=1, hooks=2, **known)
 
 
-def _on_device(name: str, kind: Kind | None, since: Number | None, **known: Any) -> RebuildCall:
+def _on_device(name: str, kind: str | None, since: Number | None, **known: Any) -> RebuildCall:
     return RebuildCall(
         _UTILS, name, kind, since, tensor=0, dtype=1, device=2, requires_grad=3, torch_alone=False, **known
     )

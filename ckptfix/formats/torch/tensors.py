@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.tensors import LAZY, reach
 from ckptfix.errors import DamagedFile
-from ckptfix.formats.torch import calls
+from ckptfix.formats.torch import calls, kinds
 from ckptfix.formats.torch.call_classes import PARAMETER, is_tensor_class
 from ckptfix.formats.torch.calls import RebuildCall
+from ckptfix.formats.torch.kinds import Args, Reader, TensorKind
+from ckptfix.formats.torch.kinds import StorageOf as StorageOf
 from ckptfix.formats.torch.state import TooManyParts, split, state_rows
 from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import Node, attributes, pairs
 
-StorageOf = Callable[[PersId], Storage]
-Args = tuple[Any, ...]
 Rows = list[tuple[str, Node]]
 
 
@@ -88,7 +88,8 @@ def tensor_entry(node: Node, key: str, at: str, storage_of: StorageOf) -> Tensor
             raise BadTensor(f"{func.name} replaces the data of its tensor")
         if row.state is not None and any(name == "data" for name, _ in attributes(args[row.state])):
             raise BadTensor(f"{func.name} replaces the data of its tensor")
-        return _READERS[row.kind](row, args, key, at, storage_of)
+        own = KINDS.get(row.kind)
+        return (_AROUND[row.kind] if own is None else own.read)(row, args, key, at, storage_of)
     except (IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, BadTensor):
             raise
@@ -264,8 +265,8 @@ def _quantized(row: RebuildCall, args: Args, key: str, at: str, storage_of: Stor
         raise BadTensor(f"torch cannot rebuild a quantized tensor of the scheme {_scheme_name(scheme)}")
     if len(rest) != len(expected):
         raise BadTensor(f"the quantizer {name} has {len(rest)} parameters instead of {len(expected)}")
-    for value, kinds in zip(rest, expected, strict=True):
-        if not (is_tensor(value) if kinds is Call else type(value) in kinds):
+    for value, types in zip(rest, expected, strict=True):
+        if not (is_tensor(value) if types is Call else type(value) in types):
             raise BadTensor(f"the quantizer {name} has unusable parameters")
     parts = tuple(
         _inner(part, f"{key}.{name}", at, storage_of)
@@ -397,14 +398,36 @@ def _device_tensor(row: RebuildCall, args: Args, key: str, at: str, storage_of: 
     )
 
 
-_READERS: dict[calls.Kind, Callable[[RebuildCall, Args, str, str, StorageOf], TensorEntry]] = {
-    "dense": _plain,
-    "quantized": _quantized,
-    "parameter": _parameter,
-    "subclass": _from_type,
-    "sparse": _sparse,
-    "meta": _meta,
-    "wrapper": _wrapper,
-    "nested": _nested,
-    "device": _device_tensor,
+KINDS = {
+    row.name: row
+    for row in (
+        TensorKind("dense", _plain, load=lambda maker, entry: maker.dense(entry)),
+        TensorKind(
+            "quantized",
+            _quantized,
+            load=lambda maker, entry: maker.quantized(entry),
+            misfit=kinds.quantized_misfit,
+            refused=kinds.quantized_refused,
+            from_tensors=True,
+            codes=True,
+        ),
+        TensorKind(
+            "sparse",
+            _sparse,
+            load=lambda maker, entry: maker.sparse(entry),
+            misfit=kinds.sparse_misfit,
+            refused=kinds.sparse_refused,
+            from_tensors=True,
+        ),
+        TensorKind("meta", _meta, load=lambda maker, entry: maker.meta(entry), misfit=kinds.meta_misfit),
+        TensorKind(
+            "nested", _nested, refused=kinds.nested_refused, from_tensors=True, computed="a nested tensor"
+        ),
+        TensorKind("wrapper", _wrapper, whole=False),
+    )
 }
+"""Name -> kind of tensor."""
+
+_AROUND: dict[str, Reader] = {"parameter": _parameter, "subclass": _from_type, "device": _device_tensor}
+"""Kinds of calls that change a tensor, or copy it; the result is a tensor of one of `KINDS`."""
+
