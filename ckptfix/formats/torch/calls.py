@@ -28,7 +28,7 @@ class RebuildCall:
 
     Attributes:
         module, name: of the function.
-        kind: kind of its result, a `TensorKind`; ``"parameter"``, ``"subclass"`` or ``"device"`` for a call that takes a
+        kind: a `TensorKind`; or ``"parameter"``, ``"subclass"`` or ``"device"``, for a call that takes a
             tensor of any kind; None for a known call that is not read as a tensor.
         since: the torch version with which it appeared; `source` is the source of that fact.
         accepted: ``weights_only=True`` accepts it.
@@ -39,6 +39,7 @@ class RebuildCall:
         marks: the dict of conjugate and negative views, which only newer versions of torch write.
         tensor: the inner tensor.
         state: attributes that are set on the result.
+        takes: the fewest and the most arguments that it accepts; None if they are not known.
         torch_alone: torch's own functions create the tensor, without the class or the device that the call names.
     """
 
@@ -60,6 +61,7 @@ class RebuildCall:
     marks: int | None = None
     tensor: int | None = None
     state: int | None = None
+    takes: tuple[int, int] | None = None
     torch_alone: bool = True
 
     @property
@@ -96,7 +98,7 @@ def _on_device(name: str, kind: str | None, since: Number | None, **known: Any) 
     )
 
 
-TENSOR = _on_storage("_rebuild_tensor", "dense", (0, 2), "pytorch/pytorch#1050")
+TENSOR = _on_storage("_rebuild_tensor", "dense", (0, 2), "pytorch/pytorch#1050", takes=(4, 4))
 TENSOR_V2 = _on_storage(
     "_rebuild_tensor_v2",
     "dense",
@@ -105,6 +107,7 @@ TENSOR_V2 = _on_storage(
     requires_grad=4,
     hooks=5,
     marks=6,
+    takes=(6, 7),
 )
 TENSOR_V3 = _on_storage(
     "_rebuild_tensor_v3",
@@ -115,12 +118,22 @@ TENSOR_V3 = _on_storage(
     hooks=5,
     dtype=6,
     marks=7,
+    takes=(7, 8),
 )
 QUANTIZED = _on_storage(
-    "_rebuild_qtensor", "quantized", (1, 3), "quantized tensors came with 1.3", requires_grad=5, hooks=6
+    "_rebuild_qtensor",
+    "quantized",
+    (1, 3),
+    "quantized tensors came with 1.3",
+    requires_grad=5,
+    hooks=6,
+    takes=(7, 7),
 )
 PARAMETER = _around(
-    "_rebuild_parameter", (1, 0), "pytorch/pytorch#15375: saved by 1.0, unknown to 0.4; microsoft/MMdnn#677"
+    "_rebuild_parameter",
+    (1, 0),
+    "pytorch/pytorch#15375: saved by 1.0, unknown to 0.4; microsoft/MMdnn#677",
+    takes=(3, 3),
 )
 PARAMETER_WITH_STATE = _around(
     "_rebuild_parameter_with_state",
@@ -128,18 +141,19 @@ PARAMETER_WITH_STATE = _around(
     "pytorch/pytorch#81616, of November 2022",
     older="_rebuild_parameter",
     state=3,
+    takes=(4, 4),
 )
-FROM_TYPE = RebuildCall(_TENSOR, "_rebuild_from_type_v2", "subclass", (1, 12), state=3)
+FROM_TYPE = RebuildCall(_TENSOR, "_rebuild_from_type_v2", "subclass", (1, 12), state=3, takes=(4, 4))
 """``(func, type, args, state)``: ``func(*args)`` is a tensor, and becomes one of the class `type`."""
 
-SPARSE = RebuildCall(_UTILS, "_rebuild_sparse_tensor", "sparse", (1, 2))
+SPARSE = RebuildCall(_UTILS, "_rebuild_sparse_tensor", "sparse", (1, 2), takes=(2, 2))
 """``(layout, (parts ..., size, flags))``."""
 
 SPARSE_CSR = RebuildCall(
     _UTILS, "_rebuild_sparse_csr_tensor", "sparse", None, accepted=False, older="_rebuild_sparse_tensor"
 )
 META = RebuildCall(
-    _UTILS, "_rebuild_meta_tensor_no_storage", "meta", (1, 12), dtype=0, size=1, stride=2, requires_grad=3
+    _UTILS, "_rebuild_meta_tensor_no_storage", "meta", (1, 12), dtype=0, size=1, stride=2, requires_grad=3, takes=(4, 4)
 )
 WRAPPER = RebuildCall(
     _UTILS,
@@ -153,15 +167,16 @@ WRAPPER = RebuildCall(
     offset=4,
     device=6,
     requires_grad=7,
+    takes=(8, 8),
     torch_alone=False,
 )
 """``(class, dtype, size, stride, offset, layout, device, requires_grad)``; its parts are in its state."""
 
-NESTED = RebuildCall(_UTILS, "_rebuild_nested_tensor", "nested", (2, 0), torch_alone=False)
+NESTED = RebuildCall(_UTILS, "_rebuild_nested_tensor", "nested", (2, 0), takes=(4, 4), torch_alone=False)
 """Four tensors: values, sizes, strides, offsets."""
 
-FROM_NUMPY = _on_device("_rebuild_device_tensor_from_numpy", "device", (2, 1))
-FROM_CPU_TENSOR = _on_device("_rebuild_device_tensor_from_cpu_tensor", "device", (2, 5))
+FROM_NUMPY = _on_device("_rebuild_device_tensor_from_numpy", "device", (2, 1), takes=(4, 4))
+FROM_CPU_TENSOR = _on_device("_rebuild_device_tensor_from_cpu_tensor", "device", (2, 5), takes=(4, 4))
 FROM_TYPE_V1 = RebuildCall(_TENSOR, "_rebuild_from_type", None, None, accepted=False)
 XLA = _on_device("_rebuild_xla_tensor", None, None, accepted=False)
 

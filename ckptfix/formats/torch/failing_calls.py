@@ -166,32 +166,13 @@ def _is_unhashable(key: Node) -> bool:
     return False
 
 
-_COUNTS = {
-    calls.TENSOR: (4, 4),
-    calls.TENSOR_V2: (6, 7),
-    calls.TENSOR_V3: (7, 8),
-    calls.QUANTIZED: (7, 7),
-    calls.PARAMETER: (3, 3),
-    calls.PARAMETER_WITH_STATE: (4, 4),
-    calls.FROM_TYPE: (4, 4),
-    calls.SPARSE: (2, 2),
-    calls.META: (4, 4),
-    calls.WRAPPER: (8, 8),
-    calls.NESTED: (4, 4),
-    calls.FROM_NUMPY: (4, 4),
-    calls.FROM_CPU_TENSOR: (4, 4),
-}
-"""Call -> fewest and most arguments that it accepts."""
-
-
 def _misused(row: RebuildCall, node: Call) -> str:
     """Return why torch cannot make this call; an empty string if nothing is wrong.
 
     Faults that a reader of tensors refuses are not checked here.
     """
     args = node.arguments
-    fewest, most = _COUNTS[row]
-    if not fewest <= len(args) <= most:
+    if row.takes is not None and not row.takes[0] <= len(args) <= row.takes[1]:
         return f"is called with {len(args)} arguments"
     if node.state is not None:
         return "has a state set on its tensor"
