@@ -13,8 +13,7 @@ import torch
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.calls import RebuildCall
-from ckptfix.formats.torch.kinds import Args, StorageOf, TensorKind
+from ckptfix.formats.torch.calls import Args, RebuildCall, StorageOf, TensorKind
 from ckptfix.formats.torch.tensors import KINDS, BadTensor, is_tensor, tensor_entry
 
 NAME = "_rebuild_scaled_tensor"

@@ -502,6 +502,33 @@ def test_only_formats_name_the_files_of_folders(path: Path) -> None:
         assert bool(lines) == known, f"names a file of a folder format in the lines {lines}"
 
 
+COMPARES_KINDS = {
+    "checkpoint/tensors.py": "a tensor without data anywhere; the table is in a room further down",
+    "checkpoint/quantization.py": "classes of libraries, which are wrappers; the table is in a room further down",
+    "formats/torch/tensors.py": "the table, and what is around a wrapper in its call",
+    "ops/cast/__init__.py": "only the words of the reason",
+    "ops/dequantize/own.py": "the scheme of torch itself",
+    "ops/rank_shards.py": "parts of ranks, which are wrappers",
+}
+"""Modules that know one kind of tensor, and why. All others ask its row in `KINDS`, or only whether it is dense."""
+
+
+@every_module
+def test_a_kind_of_tensor_is_asked(path: Path) -> None:
+    from ckptfix.formats.torch.tensors import KINDS
+
+    lines = []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            names = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
+            if any(isinstance(side, ast.Attribute) and side.attr == "kind" for side in sides) and names & {*KINDS} - {
+                "dense"
+            }:
+                lines.append(node.lineno)
+    assert bool(lines) == (path.relative_to(PACKAGE).as_posix() in COMPARES_KINDS), f"compares kinds in {lines}"
+
+
 OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
     "io/system.py": "the one place",

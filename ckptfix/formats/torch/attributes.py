@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.kinds import Args
+from ckptfix.formats.torch.calls import Args
 from ckptfix.formats.torch.state import apart, state_rows
 from ckptfix.formats.torch.tensors import KINDS, BadTensor, is_old_tensor, is_tensor, is_wrapper, split_state
 from ckptfix.pickles import Call, Dict, Global

@@ -1,4 +1,8 @@
-"""Torch's rebuild calls: one table of their names, the positions of their arguments, and the kind of reader for each.
+"""Torch's rebuild calls: one table of their names, the positions of their arguments, and the kind of tensor of each.
+
+A kind of tensor is a row, too: all that distinguishes it from a dense one. The rows are `KINDS` in
+`formats.torch.tensors`. What is the same for every kind that is not dense is in no row: its parts are dense tensors,
+which are listed, compared, hashed and copied one by one, and a format that only holds dense tensors refuses it.
 
 Sources: torch/_utils.py (``_rebuild_*``), torch/_tensor.py (``_reduce_ex_internal`` and ``_rebuild_from_type_v2``);
 argument orders checked against torch 2.13. No value of `since` was run against an old torch: each row names the
@@ -8,11 +12,12 @@ counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptfix.checkpoint import TensorEntry
-from ckptfix.pickles import Call, Global
+from ckptfix.checkpoint import Storage, TensorEntry
+from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import Node
 
 Number = tuple[int, int]
@@ -82,6 +87,52 @@ class RebuildCall:
     def call(self, *args: Node, position: int = 0) -> Call:
         """Return the node of a call with these arguments."""
         return Call(Global(self.module, self.name, 0), args, "REDUCE", position)
+
+
+StorageOf = Callable[[PersId], Storage]
+Args = tuple[Any, ...]
+Reader = Callable[[RebuildCall, Args, str, str, StorageOf], TensorEntry]
+"""(row of the call, its arguments, key, address, storages) -> the tensor. Raises BadTensor, or what a bad argument
+causes: IndexError, TypeError, ValueError, AttributeError, OverflowError.
+"""
+
+
+def builds(entry: TensorEntry) -> str:
+    """Return no reason: torch builds every tensor of the kind whose call was read."""
+    return ""
+
+
+def fits(entry: TensorEntry, tensor: Any) -> str | None:
+    """Return no reason: such a tensor can be copied into any tensor of the same shape."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorKind:
+    """A kind of tensor.
+
+    Attributes:
+        name: `TensorEntry.kind`.
+        read: the reader of its rebuild calls.
+        load: (`loaders.tensors.TensorMaker`, tensor) -> the tensor of torch; None if only its own library rebuilds it.
+        misfit: (tensor, tensor of a model) -> why it cannot be copied there.
+        refused: why torch cannot build a tensor with these arguments; empty if it can.
+        from_tensors: its call takes tensors, which may have attributes of their own.
+        computed: the description of a tensor whose call reads values, which a legacy file has only afterwards; empty
+            for other kinds.
+        codes: its elements represent other numbers, so that a mean of them has no meaning.
+        whole: False if it may be one rank's part, or a wrapper whose parts are elsewhere.
+    """
+
+    name: str
+    read: Reader
+    load: Callable[[Any, TensorEntry], Any] | None = None
+    misfit: Callable[[TensorEntry, Any], str | None] = fits
+    refused: Callable[[TensorEntry], str] = builds
+    from_tensors: bool = False
+    computed: str = ""
+    codes: bool = False
+    whole: bool = True
 
 
 def _on_storage(name: str, kind: str, since: Number, source: str = UNSTATED, **known: Any) -> RebuildCall:

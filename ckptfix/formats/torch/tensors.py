@@ -9,11 +9,10 @@ from typing import Any, TypeGuard
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.tensors import LAZY, reach
 from ckptfix.errors import DamagedFile
-from ckptfix.formats.torch import calls, kinds
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.call_classes import PARAMETER, is_tensor_class
-from ckptfix.formats.torch.calls import RebuildCall
-from ckptfix.formats.torch.kinds import Args, Reader, TensorKind
-from ckptfix.formats.torch.kinds import StorageOf as StorageOf
+from ckptfix.formats.torch.calls import Args, Reader, RebuildCall, TensorKind
+from ckptfix.formats.torch.calls import StorageOf as StorageOf
 from ckptfix.formats.torch.state import TooManyParts, split, state_rows
 from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import Node, attributes, pairs
@@ -398,6 +397,48 @@ def _device_tensor(row: RebuildCall, args: Args, key: str, at: str, storage_of: 
     )
 
 
+def _quantized_refused(entry: TensorEntry) -> str:
+    """Return why torch cannot build a quantized tensor: its axis or its zero point."""
+    values = entry.detail.split(", ")
+    if values[0].startswith("per_channel"):
+        if not values[-1].isdecimal() or int(values[-1]) >= len(entry.shape):
+            return f"the tensor is quantized along axis {values[-1]}, but has {len(entry.shape)} axes"
+    elif not -(1 << 63) <= int(values[-1]) < 1 << 63:
+        return f"the zero point {values[-1]} is out of range"
+    return ""
+
+
+def _quantized_misfit(entry: TensorEntry, tensor: Any) -> str | None:
+    """Return why a quantized tensor cannot be copied into `tensor`: one that is not quantized."""
+    if tensor.is_quantized:
+        return None
+    return f"quantized in the file ({entry.dtype}), {str(tensor.dtype).removeprefix('torch.')} in the model"
+
+
+def _sparse_refused(entry: TensorEntry) -> str:
+    """Return why torch cannot build a sparse tensor: the shape of its indices."""
+    if len(entry.parts) == 2:
+        indices, held = (part.shape for part in entry.parts)
+        if len(indices) != 2 or not held or indices[0] + len(held) - 1 != len(entry.shape):
+            return f"a sparse tensor of {len(entry.shape)} dimensions cannot have indices of shape {list(indices)}"
+    return ""
+
+
+def _sparse_misfit(entry: TensorEntry, tensor: Any) -> str | None:
+    """Return why a sparse tensor cannot be copied into `tensor`: a dense one."""
+    return f"{entry.detail} in the file, dense in the model" if str(tensor.layout) == "torch.strided" else None
+
+
+def _nested_refused(entry: TensorEntry) -> str:
+    """Return why torch cannot build a nested tensor: the shape of its values."""
+    return "the values of a nested tensor have several dimensions" if len(entry.parts[0].shape) != 1 else ""
+
+
+def _meta_misfit(entry: TensorEntry, tensor: Any) -> str:
+    """Return why a tensor on the meta device cannot be copied into any tensor."""
+    return "the file has no data for it (meta device)"
+
+
 KINDS = {
     row.name: row
     for row in (
@@ -406,8 +447,8 @@ KINDS = {
             "quantized",
             _quantized,
             load=lambda maker, entry: maker.quantized(entry),
-            misfit=kinds.quantized_misfit,
-            refused=kinds.quantized_refused,
+            misfit=_quantized_misfit,
+            refused=_quantized_refused,
             from_tensors=True,
             codes=True,
         ),
@@ -415,13 +456,13 @@ KINDS = {
             "sparse",
             _sparse,
             load=lambda maker, entry: maker.sparse(entry),
-            misfit=kinds.sparse_misfit,
-            refused=kinds.sparse_refused,
+            misfit=_sparse_misfit,
+            refused=_sparse_refused,
             from_tensors=True,
         ),
-        TensorKind("meta", _meta, load=lambda maker, entry: maker.meta(entry), misfit=kinds.meta_misfit),
+        TensorKind("meta", _meta, load=lambda maker, entry: maker.meta(entry), misfit=_meta_misfit),
         TensorKind(
-            "nested", _nested, refused=kinds.nested_refused, from_tensors=True, computed="a nested tensor"
+            "nested", _nested, refused=_nested_refused, from_tensors=True, computed="a nested tensor"
         ),
         TensorKind("wrapper", _wrapper, whole=False),
     )
