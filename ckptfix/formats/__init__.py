@@ -1,6 +1,7 @@
 """The formats, detected from content and never from the suffix alone.
 
-A new format is a module that ends with a `base.Format`, one row here and one line in tests/contract/samples.py.
+A new format is a module that ends with a `base.Format`, one row here and one line in tests/contract: in samples.py, or
+for a format of folders in test_folder_formats.py.
 The module is imported when a file may be in the format, so that a command costs what its file needs.
 """
 

@@ -85,7 +85,7 @@ def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
 
 
 class RepairTools(NamedTuple):
-    """What `Format.repair` may use.
+    """The functions that `Format.repair` may use.
 
     Attributes:
         file: plans the repair of one file of the folder, whatever its format.

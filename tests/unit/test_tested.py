@@ -19,6 +19,7 @@ ELSEWHERE = {
     "ckptfix.findings": "tests/unit/findings",
     "ckptfix.fleet": "tests/cli/test_fleet.py tests/faults/test_hostile_plans.py",
     "ckptfix.formats.deepspeed": "tests/unit/formats/zero",
+    "ckptfix.formats.repairs": "tests/contract/test_folder_formats.py tests/unit/ops/test_repair_fill.py",
     "ckptfix.formats.torch": "tests/unit/formats tests/contract",
     "ckptfix.formats.torch.readonly": "tests/contract/test_read_only.py tests/unit/formats",
     "ckptfix.git": "tests/cli/test_git.py",

@@ -73,7 +73,7 @@ def _merged(path: str) -> str:
 def listed_beside(path: str) -> dict[str, str]:
     """Return key -> shard, for the tensors that an index beside the shard `path` lists in other shards.
 
-    The index is no part of the file, so one that cannot be read lists nothing.
+    An index that cannot be read lists nothing, because it is not a part of the file.
     """
     place = as_path(path)
     folder = str(place.parent)

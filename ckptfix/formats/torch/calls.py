@@ -1,8 +1,8 @@
 """Torch's rebuild calls: one table of their names, the positions of their arguments, and the kind of tensor of each.
 
 A kind of tensor is a row, too: all that distinguishes it from a dense one. The rows are `KINDS` in
-`formats.torch.tensors`. What is the same for every kind that is not dense is in no row: its parts are dense tensors,
-which are listed, compared, hashed and copied one by one, and a format that only holds dense tensors refuses it.
+`formats.torch.tensors`. No row says what all kinds but dense have in common: their parts are dense tensors, which are
+listed, compared, hashed and copied one by one, and a format that only holds dense tensors refuses them.
 
 Sources: torch/_utils.py (``_rebuild_*``), torch/_tensor.py (``_reduce_ex_internal`` and ``_rebuild_from_type_v2``);
 argument orders checked against torch 2.13. No value of `since` was run against an old torch: each row names the
