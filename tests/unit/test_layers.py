@@ -486,7 +486,6 @@ def test_folder_formats_are_reached_through_their_interface(path: Path) -> None:
 
 FOLDER_FILES = re.compile(r"\.distcp|^/?\.metadata$|_(model|optim)_states|weight_map|index\.json|zero_pp_rank")
 NAMES_FOLDER_FILES = {
-    "ops/doctor/foreign.py": "a folder that no format reads: the pickle to search, and what is missing",
     "ops/doctor/messages.py": "the words of other programs' errors",
     "ops/rank_shards.py": "the rank in the name of a file",
     "ops/target/targets.py": "an index that is given as a file of keys",
