@@ -12,10 +12,10 @@ from ckptfix.checkpoint import Plan
 from ckptfix.checkpoint.tree import Item, NameValue, every_value, identity
 from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS
+from ckptfix.formats.loading import hidden_globals
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import Memory
 from ckptfix.io.virtual_files import PlannedFile
-from ckptfix.ops import hidden_globals
 from ckptfix.words import some
 
 Allows = Callable[[str], bool]

@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 OPS: tuple[tuple[str, ...], ...] = (
     (
-        *("audit", "averages", "candidates", "hidden_globals", "inplace", "naming", "other_models"),
+        *("audit", "averages", "candidates", "inplace", "naming", "other_models"),
         *("quantized", "record", "tensor_classes"),
     ),
     ("choose", "hazards"),
@@ -451,7 +451,7 @@ def _is_import(node: ast.stmt) -> bool:
 
 
 READS_NODES = {
-    *("ops/hidden_globals.py", "ops/rank_shards.py"),
+    "ops/rank_shards.py",
     *("ops/doctor/examine.py", "ops/doctor/pickle.py"),
     *("ops/rename/objects.py", "ops/rename/optimizer.py"),
     *(f"ops/repair/{name}.py" for name in ("clean", "rank_files", "remains", "torch")),

@@ -34,6 +34,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix, Invocation, Value, step
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.formats import FORMATS, format_of, located
+from ckptfix.formats.loading import hidden_globals as scan_inside
 from ckptfix.formats.members import members
 from ckptfix.formats.torch import failing_calls, weights_only
 from ckptfix.formats.torch import module as torch_module
@@ -44,7 +45,6 @@ from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, is_local, open_source, stamp
 from ckptfix.io.virtual_files import checks_of, crc32_of, is_spliced
-from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops import rank_shards
 from ckptfix.ops.candidates import state_dict_of
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix
 from ckptfix.findings.table import found
+from ckptfix.formats.loading import hidden_globals
+from ckptfix.formats.loading.hidden_globals import Hidden
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.call_classes import UNINITIALIZED, class_of
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import Memory
-from ckptfix.ops import hidden_globals, tensor_classes
-from ckptfix.ops.hidden_globals import Hidden
+from ckptfix.ops import tensor_classes
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.call_text import call_text

@@ -14,6 +14,8 @@ from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import CkptfixError
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
+from ckptfix.formats.loading import hidden_globals as scan_inside
+from ckptfix.formats.loading.hidden_globals import LIMIT, HiddenContents
 from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.formats.torch.object import TorchObject
@@ -21,9 +23,7 @@ from ckptfix.formats.torch.tree import value_of
 from ckptfix.io.layers import Memory, WindowSource
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
-from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops.hazards import in_texts
-from ckptfix.ops.hidden_globals import LIMIT, HiddenContents
 from ckptfix.pickles import Call, Dict, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import children_to_write, every_node
