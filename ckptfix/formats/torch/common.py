@@ -40,6 +40,11 @@ class PickledObject(FormatState):
         """The parsed pickle of the object."""
         return self.found.graph
 
+    @property
+    def root(self) -> Item:
+        """The whole object, as an item of the tree of values."""
+        return self.value(self.graph.root)
+
     def value(self, node: Node) -> Item:
         """Return the item of the tree that `node` stands for."""
         from ckptfix.formats.torch.tree import value_of
