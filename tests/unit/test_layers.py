@@ -451,7 +451,6 @@ def _is_import(node: ast.stmt) -> bool:
 
 
 READS_NODES = {
-    "ops/rank_shards.py",
     *("ops/rename/objects.py", "ops/rename/optimizer.py"),
     *(f"ops/repair/{name}.py" for name in ("clean", "rank_files", "remains", "torch")),
     *(f"ops/sanitize/{name}.py" for name in ("__init__", "arrays", "convert", "keys", "numpy", "objects", "output")),

@@ -51,9 +51,13 @@ class PickledObject(FormatState):
 
         return value_of(node, self.storages)
 
+    def tensors(self, is_meant: Callable[[str], bool]) -> Iterator[tuple[str, str, Item]]:
+        """Yield (address, key, item) of each tensor and storage in a mapping at an address that is meant."""
+        return ((at, key, self.value(node)) for at, key, node in self.found.tensors if is_meant(at))
+
     def tensors_at(self, at: str) -> Iterator[tuple[str, Item]]:
         """Yield (key, item) of each tensor and storage in the mapping at `at`."""
-        return ((key, self.value(node)) for where, key, node in self.found.tensors if where == at)
+        return ((key, item) for _, key, item in self.tensors(at.__eq__))
 
 
 def build(
