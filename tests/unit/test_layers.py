@@ -451,7 +451,6 @@ def _is_import(node: ast.stmt) -> bool:
 
 
 READS_NODES = {
-    *(f"ops/repair/{name}.py" for name in ("clean", "rank_files", "remains", "torch")),
     *(f"ops/sanitize/{name}.py" for name in ("__init__", "arrays", "convert", "keys", "numpy", "objects", "output")),
     *("ops/sanitize/report.py", "ops/sanitize/stdlib.py"),
 }
