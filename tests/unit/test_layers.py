@@ -451,8 +451,7 @@ def _is_import(node: ast.stmt) -> bool:
 
 
 READS_NODES = {
-    *(f"ops/sanitize/{name}.py" for name in ("__init__", "arrays", "convert", "keys", "numpy", "objects", "output")),
-    *("ops/sanitize/report.py", "ops/sanitize/stdlib.py"),
+    "ops/sanitize/__init__.py",
 }
 """Modules above the formats that still read nodes of pickles. All others read the tree of values, of any format."""
 

@@ -20,6 +20,9 @@ from ckptfix.findings.table import found
 from ckptfix.formats import format_of
 from ckptfix.formats.base import TORCH_SUFFIXES, ByFile, file_by_file
 from ckptfix.formats.loading.hidden_globals import TEXT, look
+from ckptfix.formats.plain.convert import Converter
+from ckptfix.formats.plain.objects import EXTRACT, WHOLE_MODULE
+from ckptfix.formats.plain.report import DROPPED, Asked, ConversionReport, ConversionSettings, LostValue
 from ckptfix.formats.torch import failing_calls, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
@@ -33,9 +36,6 @@ from ckptfix.ops import choose, tensor_classes
 from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.sanitize.convert import Converter
-from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
-from ckptfix.ops.sanitize.report import DROPPED, Asked, ConversionReport, ConversionSettings, LostValue
 from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out, copy_of
 from ckptfix.pickles import Call, Dict, Graph, parse
 from ckptfix.pickles import opcodes as op
