@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckptfix.findings.row import Finding
 from ckptfix.formats.loading.hidden_globals import look_into
-from ckptfix.formats.torch import weights_only
+from ckptfix.formats.torch import failing_calls, weights_only
 from ckptfix.formats.torch.common import PickledObject
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import Memory
@@ -63,11 +64,6 @@ class BytesAfterStop(NamedTuple):
     names: tuple[str, ...]
 
 
-def names(parts: PickledObject) -> list[str]:
-    """Return every global that the pickle names, as Python 3 spells it, each once."""
-    return list(dict.fromkeys(map(weights_only.canonical, parts.graph.globals)))
-
-
 def refused_globals(parts: PickledObject) -> list[RefusedGlobal]:
     """Return the globals that ``weights_only=True`` refuses, each once."""
     graph = parts.graph
@@ -117,6 +113,11 @@ def refused_opcode(parts: PickledObject) -> tuple[int, str] | None:
     graph = parts.graph
     named = any(not weights_only.accepted(weights_only.canonical(node)) for node in graph.globals)
     return weights_only.refused_opcode(graph, strict=not named)
+
+
+def failing(parts: PickledObject) -> Iterator[Finding]:
+    """Yield findings for values that no unpickler can build: calls with wrong arguments, unhashable keys."""
+    return failing_calls.findings(parts.graph)
 
 
 def old_strings(parts: PickledObject) -> OldStrings | None:

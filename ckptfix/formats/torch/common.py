@@ -11,7 +11,7 @@ from ckptfix.checkpoint import Checkpoint, Data, FormatState, Storage, TensorEnt
 from ckptfix.errors import BadPickle, CkptfixError, about
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.object import TorchObject, find_devices, walk
+from ckptfix.formats.torch.object import Devices, TorchObject, find_devices, walk
 from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
 from ckptfix.io.derived import byteswapped
 from ckptfix.pickles import Graph, PersId, Text
@@ -39,6 +39,32 @@ class PickledObject(FormatState):
     def graph(self) -> Graph:
         """The parsed pickle of the object."""
         return self.found.graph
+
+    def storage_keys(self) -> set[str]:
+        """Return the keys of the storages that the object refers to."""
+        return self.graph.storages()
+
+    def all_there(self) -> bool:
+        """Return whether every storage in the file has exactly the size that the references to it state."""
+        return self.storages.all_there(self.graph)
+
+    def global_names(self) -> list[str]:
+        """Return every class and function that the pickle names, as Python 3 spells it, each once."""
+        return list(dict.fromkeys(map(weights_only.canonical, self.graph.globals)))
+
+    def refusal(self) -> str | None:
+        """Return why ``torch.load(weights_only=True)`` would refuse the object, or None if no reason is known."""
+        return weights_only.refusal(self.graph)
+
+    def devices(self) -> Devices:
+        """Find every device in the object."""
+        return find_devices(self.graph)
+
+    def named_arrays(self) -> Iterator[tuple[str, int]]:
+        """Yield (address, number) of each mapping that holds NumPy arrays of floating-point numbers by name."""
+        from ckptfix.formats.torch.call_classes import named_arrays
+
+        return named_arrays(self.graph.root)
 
     @property
     def root(self) -> Item:

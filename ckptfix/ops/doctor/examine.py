@@ -37,10 +37,8 @@ from ckptfix.formats import FORMATS, format_of, located
 from ckptfix.formats.loading import hidden_globals as scan_inside
 from ckptfix.formats.loading import on_load
 from ckptfix.formats.members import members
-from ckptfix.formats.torch import failing_calls
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import PickledObject, maybe_pickled_object
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.read import Progress
@@ -449,17 +447,17 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast:
         yield from doctor_pickle.after_stop(parts, where, base)
         yield from _hidden(checkpoint, parts, archive.directory, archive.root, fast)
     if not format_of(checkpoint).writes:
-        known = {_STREAM, *on_load.names(parts)}
+        known = {_STREAM, *parts.global_names()}
         rows = [row for row in scan_inside.look(checkpoint.path).hidden if is_dangerous(row.name)]
         yield from doctor_pickle.hidden((row for row in rows if row.name not in known), fix="")
-    for finding in failing_calls.findings(parts.graph):
+    for finding in on_load.failing(parts):
         yield replace(finding, where=where, offset=base + (finding.offset or 0))
     module = doctor_pickle.whole_module(parts)
     if at is not None and not any(is_inside(place, at) for place, _ in torch_module.modules(checkpoint)):
         module = None
     # With several state dicts, extract would ask for one of them; sanitize keeps all.
     beside = at is None and module is not None and len(meant(checkpoint)) > 1
-    arrays = any(named_arrays(parts.graph.root)) if not checkpoint.entries else False
+    arrays = any(parts.named_arrays()) if not checkpoint.entries else False
     for finding in doctor_pickle.scan(parts, where, base):
         if finding.id == "foreign-global" and not checkpoint.entries and module is None and not arrays:
             # It is a scheduler's state, or a program's settings, so no weights fail to load.
@@ -495,7 +493,7 @@ def _hidden(
     checkpoint: Checkpoint, parts: PickledObject, directory: Directory, root: str, fast: bool
 ) -> Iterator[Finding]:
     """Yield findings about unused records, and about records and replaced data.pkl that hide pickles."""
-    used = parts.graph.storages()
+    used = parts.storage_keys()
     prefix = f"{root}/data/"
     idle: list[DirectoryRecord] = []
     with open_source(checkpoint.path) as reader:

@@ -44,7 +44,7 @@ def scan(parts: PickledObject, where: str, base: int = 0) -> Iterator[Finding]:
         base: offset in the file of the first byte that the offsets of the pickle count from.
     """
     refused = on_load.refused_globals(parts)
-    known = tensor_classes.libraries(on_load.names(parts), lambda: parts.root)
+    known = tensor_classes.libraries(parts.global_names(), lambda: parts.root)
     for row in refused:
         if row.name in UNINITIALIZED:
             message = "the parameters of a lazy module were saved before its first input: they have no values"

@@ -162,9 +162,9 @@ def _hidden_beside(checkpoint: Checkpoint, report: ConversionReport) -> None:
     """Report content beside the object: the file is then rewritten from the object alone."""
     parts = pickled_object(checkpoint)
     archive = torch_zip.archive_of(checkpoint)
-    data = [f"{archive.root}/data/{key}" for key in parts.graph.storages()] if archive is not None else []
+    data = [f"{archive.root}/data/{key}" for key in parts.storage_keys()] if archive is not None else []
     object_at = archive.pickle.name if archive is not None else ""
-    known = set(on_load.names(parts))
+    known = set(parts.global_names())
     looked = look(checkpoint.path, data=data)
     # The globals of the object itself are known, and bytes that are one of its values are not beside it.
     beside = [row for row in looked.hidden if TEXT not in row.place]
