@@ -1,7 +1,7 @@
 """An edit of the object in a checkpoint: values of its tree that others replace, and the plan of the result.
 
 Code that edits names values by their items of the tree, and gets new values here. Only this module and those below it
-know that a value is spelled as a pickle; what no edit names is spelled as it was.
+know that a value is spelled as a pickle; all other values are spelled as before.
 """
 
 from __future__ import annotations

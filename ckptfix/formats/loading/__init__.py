@@ -1,1 +1,1 @@
-"""What a program that unpickles a file runs, refuses, or fails on. Nothing is imported or called to find out."""
+"""The code that runs when a program unpickles a file, and what it refuses or fails on. Nothing is imported or run."""

@@ -1,7 +1,6 @@
-"""What torch.load meets in a pickle: names that it refuses, calls of them, opcodes and strings on which it fails.
+"""Facts about torch.load of a pickle: names that it refuses, calls of them, opcodes and strings on which it fails.
 
-These are facts in the order of the stream, with offsets in it. Whether they matter, and how a person reads them, is
-for a verb to say.
+They are in the order of the stream, with offsets in it. A verb decides which of them matter, and words them.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ def failing(parts: PickledObject) -> Iterator[Finding]:
 
 
 def old_strings(parts: PickledObject) -> OldStrings | None:
-    """Return the strings without an encoding, of which Python 3 fails on those with bytes above 127."""
+    """Return the strings without an encoding; Python 3 fails on those with bytes above 127."""
     graph = parts.graph
     codes = {op.STRING, op.BINSTRING, op.SHORT_BINSTRING} & set(graph.rare)
     if not codes:

@@ -32,7 +32,7 @@ PYTHON2 = frozenset((op.STRING, op.BINSTRING, op.SHORT_BINSTRING))
 
 
 class KeptMapping(NamedTuple):
-    """A mapping of which only a part is kept: the values under `keys`, and its ``_metadata``; all of it for None."""
+    """A mapping whose values under `keys` are kept, and its ``_metadata``; all of it if `keys` is None."""
 
     at: str
     keys: tuple[str, ...] | None = None

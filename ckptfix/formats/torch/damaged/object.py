@@ -66,7 +66,7 @@ class DamagedObject(StorageTable):
 
     Attributes:
         counts: key -> elements of each storage that the object refers to.
-        viewed: keys of storages of which a reference names a view.
+        viewed: keys of storages whose references name a view.
 
     Args:
         parts: key -> storage, of the intact ones.

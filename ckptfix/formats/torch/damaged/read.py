@@ -59,7 +59,7 @@ class LegacyRemains:
 
 
 def read_legacy(reader: Source, start: int = 0) -> LegacyRemains | None:
-    """Read the pickles of a legacy file, the first of which begins at `start`; None if its object is cut short.
+    """Read the pickles of a legacy file, which begin at `start`; None if its object is cut short.
 
     Raises:
         TruncatedPickle, BadPickle: its object is damaged; without it, the bytes that follow have no meaning.
