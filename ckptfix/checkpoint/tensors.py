@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import dtypes
@@ -142,6 +142,14 @@ class TensorEntry:
             return storage.data.sub(dtypes.by_name(self.dtype).nbytes(self.offset), self.nbytes)
         except ValueError as error:
             raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
+
+    def leaves(self) -> Iterator[TensorEntry]:
+        """Yield the entry and its parts, at any depth."""
+        stack = [self]
+        while stack:
+            one = stack.pop()
+            yield one
+            stack += one.parts
 
 
 NO_DATA = "the file holds no data for it: it was saved on the meta device"

@@ -30,7 +30,6 @@ from ckptfix.findings.folders import BROKEN as BROKEN
 from ckptfix.findings.folders import MISREAD as MISREAD
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
-from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.io.source import truncated_hint
 from ckptfix.names import kinds, wrappers
@@ -125,7 +124,7 @@ def choose(
 def _instead(checkpoint: Checkpoint) -> str:
     """Return the hint for a file without a state dict."""
     parts = maybe_pickled_object(checkpoint)
-    if parts is not None and any(named_arrays(parts.graph.root)):
+    if parts is not None and any(parts.named_arrays()):
         made = command("sanitize", checkpoint.path, "OUT")
         return f"its weights are NumPy arrays: convert them to tensors with `{made}` first, and use its output"
     return "`ckptfix inspect` shows what it holds"

@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 OPS: tuple[tuple[str, ...], ...] = (
     (
-        *("audit", "averages", "candidates", "hidden_globals", "inplace", "naming", "other_models"),
+        *("audit", "averages", "candidates", "inplace", "naming", "other_models"),
         *("quantized", "record", "tensor_classes"),
     ),
     ("choose", "hazards"),
@@ -450,22 +450,14 @@ def _is_import(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
-READS_NODES = {
-    *("ops/hidden_globals.py", "ops/rank_shards.py"),
-    *("ops/doctor/examine.py", "ops/doctor/pickle.py"),
-    *("ops/rename/objects.py", "ops/rename/optimizer.py"),
-    *(f"ops/repair/{name}.py" for name in ("clean", "rank_files", "remains", "torch")),
-    *(f"ops/sanitize/{name}.py" for name in ("__init__", "arrays", "convert", "keys", "numpy", "objects", "output")),
-    *("ops/sanitize/report.py", "ops/sanitize/stdlib.py"),
-}
-"""Modules above the formats that still read nodes of pickles. All others read the tree of values, of any format."""
-
-
 @every_module
 def test_values_are_read_from_the_tree(path: Path) -> None:
-    if room(path) not in ("pickles", "formats", "zips"):
-        pickled = {there for there, _ in imported(path) if there[0] == "pickles"} - {("pickles", "collector")}
-        assert bool(pickled) == (path.relative_to(PACKAGE).as_posix() in READS_NODES), f"imports {sorted(pickled)}"
+    """Only the formats, and what they stand on, know how a file spells its values."""
+    if room(path) in ("pickles", "formats", "zips"):
+        return
+    assert not {there for there, _ in imported(path) if there[0] == "pickles"} - {("pickles", "collector")}
+    graphs = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute) and node.attr == "graph"]
+    assert not [node.lineno for node in graphs if ast.unparse(node.value) != "torch.autograd"], "reads the pickle"
 
 
 KNOWS_FOLDERS = {

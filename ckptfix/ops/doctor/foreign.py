@@ -24,12 +24,12 @@ from ckptfix.findings.table import fix_of, found
 from ckptfix.formats import FORMATS, HEAD, detect, open_as, open_checkpoint
 from ckptfix.formats.base import unknown
 from ckptfix.formats.foreign import unread
+from ckptfix.formats.loading import hidden_globals as scan_inside
+from ckptfix.formats.loading.hidden_globals import HiddenContents
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import any_packing_of
 from ckptfix.io.source import found_as, is_local, open_source
-from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
-from ckptfix.ops.hidden_globals import HiddenContents
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory
 

@@ -12,13 +12,14 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of, states
 from ckptfix.formats.base import refuse_truncated
+from ckptfix.formats.object_edit import ObjectEdit
 from ckptfix.io.system import text_of
 from ckptfix.names import typed
 from ckptfix.names.rulefile import Rules, read
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import chosen_sites, refuse_damaged
 from ckptfix.ops.rename import flattened, optimizer
-from ckptfix.ops.rename.objects import Rewriting
+from ckptfix.ops.rename.objects import edit_site
 from ckptfix.ops.rename.sites import NameChange, Renames
 from ckptfix.ops.rename.transform import TransformedTensors
 from ckptfix.words import plural, some
@@ -109,10 +110,10 @@ def transformed(
         made.add(checkpoint, site, {key: names.get(key, key) for key in site.names})
     references = flattened.follow(checkpoint, made)
     if states(checkpoint, "objects"):
-        rewriting = Rewriting(checkpoint)
-        references += sum(rewriting.site(site) for site in made.sites)
-        references += optimizer.follow(checkpoint, rewriting, made)
-        plan = rewriting.plan(dest)
+        edit = ObjectEdit(checkpoint)
+        references += sum(edit_site(edit, site) for site in made.sites)
+        references += optimizer.follow(edit, made)
+        plan = edit.plan(dest)
     else:
         # Few calls need these formats, and the others start faster without this import.
         from ckptfix.ops.rename import named

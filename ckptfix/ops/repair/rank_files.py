@@ -9,20 +9,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, RangeCheck, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck, TensorEntry
 from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS
-from ckptfix.formats.folders.assembly import Assembly
+from ckptfix.formats.folders.assembly import without
 from ckptfix.formats.repairs import LostTensor, Repair
-from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io import background_checks
 from ckptfix.io.read import read_from
 from ckptfix.io.virtual_files import checks_of, is_spliced
 from ckptfix.ops.repair.fill import Donor, Fill, Filling
-from ckptfix.pickles import Call, Dict
-from ckptfix.pickles.graph import Node, labels
-from ckptfix.pickles.places import NodesByAddress
 from ckptfix.urls import as_path
 
 FORMAT = "zip"
@@ -43,12 +39,9 @@ def mended(
         losses: further losses, which are not in the checkpoint.
         fill, donor: replacements of lost tensors; see `repair_torch`.
     """
-    root = pickled_object(checkpoint).graph.root
-    node_at = NodesByAddress(root)
-    assembly = Assembly()
     filling = Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
-    replaced: dict[int, Node] = {}
-    gone: dict[str, set[str]] = {}
+    replaced: list[tuple[TensorEntry, Data]] = []
+    gone: list[TensorEntry] = []
     rows = list(losses)
     for entry in checkpoint.entries:
         why = lost.get(entry.name)
@@ -57,15 +50,10 @@ def mended(
         data, what, taken = filling.of(entry)
         rows.append(LostTensor(entry.name, entry.shape, entry.dtype, why, what, taken))
         if data is None:
-            gone.setdefault(entry.at, set()).add(entry.key)
+            gone.append(entry)
         else:
-            replaced[id(node_at(entry.name))] = assembly.tensor(assembly.storage(data), entry.dtype, entry.shape)
-    for at, names in gone.items():
-        _drop(node_at(at), names)
-    adopted = assembly.adopt(root, pickled_object(checkpoint).storages, "", replaced=replaced)
-    whole = assembly.checkpoint(
-        adopted, checkpoint.path, format=checkpoint.format, files=checkpoint.files, traits=checkpoint.traits
-    )
+            replaced.append((entry, data))
+    whole = without(checkpoint, gone, replaced)
     recode = FORMATS[FORMAT].recode
     assert recode is not None
     kept = tuple(entry for entry in whole.entries if entry.name not in lost)
@@ -129,10 +117,3 @@ class _Damage:
         index = max(bisect_right(starts, where.end - 1) - 1, 0)
         end, why = self._rows[where.path][index]
         return why if starts[index] < where.end and where.offset < end else None
-
-
-def _drop(node: Node, names: set[str]) -> None:
-    """Remove items from a dict."""
-    if isinstance(node, (Dict, Call)) and node.items is not None:
-        shown = labels([key for key, _ in node.items])
-        node.items = [row for row, name in zip(node.items, shown, strict=True) if name not in names]
