@@ -127,4 +127,5 @@ FORMAT = Format(
     plan_edit=plan_edit,
     plan_write=plan_write,
     folder=True,
+    writes=False,
 )

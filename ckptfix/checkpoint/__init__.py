@@ -28,7 +28,6 @@ from ckptfix.checkpoint.file_version import FileVersion as FileVersion
 from ckptfix.checkpoint.plan import OutputFile as OutputFile
 from ckptfix.checkpoint.plan import Plan as Plan
 from ckptfix.checkpoint.plan import RangeCheck as RangeCheck
-from ckptfix.checkpoint.tensors import Kind as Kind
 from ckptfix.checkpoint.tensors import Storage as Storage
 from ckptfix.checkpoint.tensors import TensorEntry as TensorEntry
 from ckptfix.checkpoint.tensors import contiguous_stride as contiguous_stride

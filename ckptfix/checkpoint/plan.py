@@ -29,6 +29,11 @@ class OutputFile:
         kept = tuple(joined(segments))
         return cls(os.fspath(path), kept, sum(map(segment_length, kept)), along)
 
+    @property
+    def has_data(self) -> bool:
+        """True if data of tensors is in it, and not only new text: an index has none."""
+        return any(not isinstance(segment, bytes) for segment in self.segments)
+
 
 @dataclass(frozen=True, slots=True)
 class RangeCheck:

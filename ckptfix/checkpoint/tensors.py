@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.byte_ranges import ByteRange, Data
 from ckptfix.errors import DamagedFile, Unsupported
-
-Kind = Literal["dense", "quantized", "sparse", "meta", "wrapper", "nested"]
 
 LAZY = ("conj", "neg")
 """Marks of a tensor whose bytes represent their conjugate or negative (``torch._utils.get_tensor_metadata``)."""
@@ -60,7 +57,8 @@ class TensorEntry:
         offset: first element in the storage, counted in elements of `dtype`.
         requires_grad: as saved.
         parameter: whether it was saved as an nn.Parameter.
-        kind: ``"dense"`` has its data in `storage`; other kinds have it in `parts`, or have no data (``"meta"``).
+        kind: a row of `formats.torch.tensors.KINDS`. ``"dense"`` has its data in `storage`; other kinds have it in
+            `parts`, too, or have no data (``"meta"``).
         parts: the dense tensors that make up a sparse, quantized, nested or wrapper tensor.
         detail: a further distinction within its kind (a quantizer, a layout, a class).
     """
@@ -74,7 +72,7 @@ class TensorEntry:
     offset: int = 0
     requires_grad: bool = False
     parameter: bool = False
-    kind: Kind = "dense"
+    kind: str = "dense"
     parts: tuple[TensorEntry, ...] = ()
     detail: str = ""
 
@@ -130,7 +128,7 @@ class TensorEntry:
             DamagedFile: they would be outside the storage.
         """
         storage = self.storage
-        if storage is None or self.kind not in ("dense", "quantized"):
+        if storage is None:
             raise Unsupported(f"a {self.kind} tensor has no bytes of its own", where=self.name)
         if not self.is_contiguous:
             raise Unsupported("a strided view is not one run of bytes", where=self.name)
@@ -144,6 +142,14 @@ class TensorEntry:
             return storage.data.sub(dtypes.by_name(self.dtype).nbytes(self.offset), self.nbytes)
         except ValueError as error:
             raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
+
+    def leaves(self) -> Iterator[TensorEntry]:
+        """Yield the entry and its parts, at any depth."""
+        stack = [self]
+        while stack:
+            one = stack.pop()
+            yield one
+            stack += one.parts
 
 
 NO_DATA = "the file holds no data for it: it was saved on the meta device"

@@ -49,6 +49,11 @@ class Value:
         """The items of a mapping, each key once; None for a value that is not a mapping."""
         return None
 
+    @property
+    def fields(self) -> Mapping[str, Item]:
+        """The values under the text keys of a mapping, or the attributes of an object; empty for other values."""
+        return {str(key): item for key, item in self.pairs or () if isinstance(key, str)}
+
     def children(self) -> Iterator[tuple[str, Item]]:
         """Yield (part of the address, item) for everything in the value that has an address."""
         return iter(())
@@ -308,6 +313,16 @@ def identity(item: Item) -> int:
 def pairs_of(item: Item) -> Pairs | None:
     """Return the items of a mapping, each key once; None for anything else."""
     return item.pairs if isinstance(item, Value) else None
+
+
+def fields(item: Item) -> Mapping[str, Item]:
+    """Return the `fields` of a value; an empty mapping for a leaf."""
+    return item.fields if isinstance(item, Value) else {}
+
+
+def listed(item: Item) -> list[Item]:
+    """Return the items of a list or tuple; an empty list for anything else."""
+    return list(item) if isinstance(item, ListValue) and item.kind in ("list", "tuple") else []
 
 
 def named(item: Item) -> dict[str, Item]:

@@ -202,3 +202,9 @@ LOST = frozenset({
     *("missing-rank", "other-save", "flat-parameters"),
 })  # fmt: skip
 """Findings that prevent a checkpoint from being written or loaded as if it were complete."""
+
+MISREAD = LOST | {"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"}
+"""Findings about content that will be misread although sizes and checksums are right."""
+
+BROKEN = MISREAD | {"bad-crc", "truncated"}
+"""Findings about tensors that cannot be read as they were written."""

@@ -1,6 +1,7 @@
 """The formats, detected from content and never from the suffix alone.
 
-A new format is a module that ends with a `base.Format`, one row here and one line in tests/contract/samples.py.
+A new format is a module that ends with a `base.Format`, one row here and one line in tests/contract: in samples.py, or
+for a format of folders in test_folder_formats.py.
 The module is imported when a file may be in the format, so that a command costs what its file needs.
 """
 
@@ -8,16 +9,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import NamedTuple
 
 from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
-from ckptfix.errors import CkptfixError, UnknownFormat, WriteFailed, file_name, not_readable
+from ckptfix.errors import CkptfixError, StrPath, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base, signs
 from ckptfix.formats.base import Aspect, Format
-from ckptfix.formats.dcp.part import refuse_part
+from ckptfix.formats.dcp.part import refuse_part as refuse_part
 from ckptfix.io.source import found_as, is_local, is_place, open_source, shares_open_files
 from ckptfix.io.system import named, refuse_other_kinds
 from ckptfix.names import kinds
@@ -177,6 +178,56 @@ def is_folder_checkpoint(name: str) -> bool:
     with named(name):
         able = FORMATS.possible(signs.Beginning(name, b"", 0), folder=True)
         return any(format.score(name, b"", 0) for format in able)
+
+
+UNPACKED = 95
+"""The score of an archive of torch that was unpacked, beside those of the formats of folders."""
+
+
+def folder_format(name: str) -> Format | None:
+    """Return the format of the checkpoint of many files in the folder `name`, or whose index is the file `name`.
+
+    It is None for other files, and for a folder that is an unpacked archive of torch. Nothing is raised for damage.
+    """
+    head, size = b"", 0
+    if found_as(name) != "folder":
+        if not name.endswith(".json") or found_as(name) != "file":
+            return None
+        with open_source(name) as source:
+            size = source.size
+            head = source.read(0, min(HEAD, size))
+        able = FORMATS.of(folder=True)
+    else:
+        able = FORMATS.possible(signs.Beginning(name, b"", 0), folder=True)
+    scores = [format.score(name, head, size) for format in able]
+    least = UNPACKED if not head and as_path(name, "data.pkl").is_file() else 1
+    return able[scores.index(max(scores))] if scores and max(scores) >= least else None
+
+
+def is_index_name(name: str) -> bool:
+    """Return whether the name of a file is that of an index of the files in its folder; the file is not read."""
+    return any(format.score(name, b"{", 1) for format in FORMATS.of(folder=True))
+
+
+def read_files(paths: Sequence[StrPath]) -> Checkpoint:
+    """Read the files of all ranks of a job as one checkpoint; see `Format.read_files`.
+
+    Raises:
+        Refused: they are not files of ranks, or two belong to the same rank.
+        CkptfixError: an error of `open_checkpoint`.
+    """
+    (read,) = (format.read_files for format in FORMATS.of(folder=True) if format.read_files is not None)
+    return read(paths)
+
+
+def listed_beside(path: str) -> dict[str, str]:
+    """Return the keys that an index beside the file `path` lists in other files; see `Format.listed_beside`."""
+    able = FORMATS.possible(signs.Beginning(str(as_path(path).parent), b"", 0), folder=True)
+    listed: dict[str, str] = {}
+    for format in able:
+        if format.listed_beside is not None:
+            listed |= format.listed_beside(path)
+    return listed
 
 
 def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False) -> Format:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
-from ckptfix.errors import Truncated, UnknownFormat
+from ckptfix.errors import StrPath, Truncated, UnknownFormat
 from ckptfix.findings.row import Finding
 from ckptfix.io.source import truncated_hint
+
+if TYPE_CHECKING:
+    from ckptfix.formats.repairs import Repair, RepairTools
 
 Aspect = Literal[
     "device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order", "metadata", "checksums",
@@ -49,6 +52,10 @@ class PlanWrite(Protocol):
 
 PlanLike = Callable[[Checkpoint, Sequence[TensorEntry], str, Mapping[str, str]], Plan]
 """The type of `Format.plan_like`."""
+
+
+PlanRows = Callable[[Checkpoint, Sequence[tuple[str, TensorEntry]], str, Mapping[str, str]], Plan]
+"""The type of `Format.plan_rows`."""
 
 
 class WeightsOf(Protocol):
@@ -170,7 +177,12 @@ class Format:
         notes: findings that apply to every file of the format.
         one_stream: the file is one stream of pickles and data without a directory, so a reader finds a storage by the
             sizes of those before it, and a reference to a storage has a field for views.
-        joins_ranks: a checkpoint is joined from the files that each rank of a job saved.
+        read_files: (files of all ranks of a job) -> the checkpoint that they are together; None where each file, or
+            only their folder, is a checkpoint.
+        plan_rows: (checkpoint, (old key, tensor under its new key), folder, metadata) -> the plan of a folder without
+            objects whose tensors stay in their files; None where `plan_like` or `plan_write` does that.
+        listed_beside: (file) -> the keys that an index beside it lists in other files, each with the name of its file;
+            empty for a file that no index lists.
         since: the first torch release that reads the format; None where torch is not its reader, or always was.
         plan_state_dict: the plan of a new file of a `torch.weights.Weights`, including non-dense tensors and the
             versions of modules, as ``torch.save(model.state_dict())`` writes it; None for a format without objects.
@@ -186,6 +198,8 @@ class Format:
         in_place: (checkpoint, plan of an edit whose output is the checkpoint itself, block) -> a plan of the same
             content in which data keeps its offset, or moves as a whole by a multiple of ``block()`` bytes, if that is
             not 0. None for a format that cannot be edited in place.
+        repair: (folder or its index, tools) -> the plan of what can be saved; None for a folder whose readable tensors
+            are all that can be saved, and for files.
         keeps_all: whether a plan is certainly an edit that keeps each tensor except those at or below the given
             addresses; False means that it is unknown.
     """
@@ -214,7 +228,9 @@ class Format:
     ties: Callable[[Checkpoint], Mapping[str, str]] = no_ties
     notes: Callable[[Checkpoint], Iterator[Finding]] = nothing
     one_stream: bool = False
-    joins_ranks: bool = False
+    read_files: Callable[[Sequence[StrPath]], Checkpoint] | None = None
+    plan_rows: PlanRows | None = None
+    listed_beside: Callable[[str], Mapping[str, str]] | None = None
     since: tuple[int, int] | None = None
     plan_state_dict: Callable[[Any, str], Plan] | None = None
     recode: Callable[[Checkpoint, str], Plan] | None = None
@@ -224,11 +240,17 @@ class Format:
     read_planned: Callable[[Plan], Checkpoint] | None = None
     keeps_all: Callable[[Checkpoint, Plan, Collection[str]], bool] | None = None
     in_place: InPlace | None = None
+    repair: Callable[[str, RepairTools], Repair] | None = None
 
     @property
     def has_ties(self) -> bool:
         """True if `ties` may find any."""
         return self.ties is not no_ties
+
+    @property
+    def joins_ranks(self) -> bool:
+        """True if a checkpoint is joined from the files that each rank of a job saved."""
+        return self.read_files is not None
 
     @property
     def own_suffix(self) -> str | None:

@@ -519,3 +519,31 @@ def ranks_of(part: RunPart, paths: Iterable[str]) -> dict[tuple[int, ...], str]:
         if match is not None and (rank := match.groupdict().get("rank")) is not None and len(rank) <= 40:
             found[tuple(map(int, rank.split("_")))] = path
     return found
+
+
+def not_written_yet(members: Iterable[str]) -> list[str]:
+    """Return the paths of files that a save writes last, which are missing beside those that it writes before."""
+    own = set(members)
+    above = {path.rpartition("/")[0] for path in own if path.endswith(".distcp")}
+    lasts = (f"{folder}/.metadata".lstrip("/") for folder in sorted(above))
+    return [path for path in lasts if path not in own]
+
+
+def states_ranks(path: str) -> bool:
+    """Return whether the file `path` of a checkpoint states how many ranks saved it: DeepSpeed's files of ranks do."""
+    return path.endswith(("_model_states.pt", "_optim_states.pt")) and "layer_" not in path
+
+
+def means_its_folder(path: str) -> bool:
+    """Return whether the checkpoint that the file `path` belongs to is its folder, and not the file."""
+    return path.rpartition("/")[2] == ".metadata" or states_ranks(path)
+
+
+def is_index_of_shards(path: str) -> bool:
+    """Return whether the file `path` is an index of shards by its name."""
+    return path.endswith(".index.json")
+
+
+def is_shard(path: str) -> bool:
+    """Return whether the file `path` is a shard by its name."""
+    return re.search(r"-\d{5}-of-\d{5}\.[^/]*$", path) is not None

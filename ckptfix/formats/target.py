@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -142,3 +143,25 @@ def not_written(left: Iterable[str], lost: Iterable[str], target: Format) -> lis
     """Return the findings for addresses in `left`, which the output lacks, and keys in `lost`, which it cannot hold."""
     behind = [found("left-behind", "is not in the output", where=address) for address in left]
     return behind + [found("lost", f"{target.name} cannot hold it", where=key) for key in lost]
+
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{kind}": base**power
+    for kind, base in (("", 1000), ("B", 1000), ("IB", 1024))
+    for power, letter in enumerate("KMGT", 1)
+}
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def parse_size(size: int | str) -> int:
+    """Return a size such as ``5GB``, ``500M``, ``2GiB`` in bytes: GB or G is 10**9, as on the hub; GiB is 2**30.
+
+    Raises:
+        Refused: it is not a size.
+    """
+    found = None if isinstance(size, int) else _SIZE.fullmatch(size)
+    unit = _UNITS.get(found[2].upper()) if found is not None else None
+    count = size if isinstance(size, int) else int(float(found[1]) * unit) if found is not None and unit else 0
+    if count < 1:
+        raise Refused(f"{size!r} is not a shard size", hint="give a size such as 5GB, 500MB or 2GiB")
+    return count

@@ -18,7 +18,7 @@ from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch.common import element_sizes, little_endian
-from ckptfix.formats.torch.tensors import LAYOUTS
+from ckptfix.formats.torch.tensors import KINDS, LAYOUTS
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io import background_checks
 from ckptfix.io.checksums import Checksums, crc32_on
@@ -91,22 +91,14 @@ class TensorMaker:
             raise DamagedFile(message, path=self.checkpoint.path, where=entry.name) from error
 
     def make(self, entry: TensorEntry) -> torch.Tensor:
-        import torch
-
-        if entry.kind == "meta":
-            tensor = torch.empty_strided(entry.shape, entry.stride, dtype=self.dtype(entry), device="meta")
-        elif entry.kind == "sparse":
-            tensor = self.sparse(entry)
-        elif entry.kind == "quantized":
-            tensor = self.quantized(entry)
-        elif entry.kind == "dense":
-            tensor = self.dense(entry)
-        else:
+        load = KINDS[entry.kind].load
+        if load is None:
             raise Unsupported(
                 f"a {entry.kind} tensor ({entry.detail}), which only its own library can rebuild",
                 path=self.checkpoint.path,
                 where=entry.name,
             )
+        tensor: torch.Tensor = load(self, entry)
         if self.warn and entry.kind == "dense" and _is_subclass(entry):
             self.warn = False
             message = f"{entry.name} is a {entry.detail}, which is not imported: it becomes a plain tensor"
@@ -127,6 +119,11 @@ class TensorMaker:
         if not isinstance(dtype, torch.dtype):
             raise Unsupported(f"this torch has no dtype {entry.dtype}", path=self.checkpoint.path, where=entry.name)
         return dtype
+
+    def meta(self, entry: TensorEntry) -> torch.Tensor:
+        import torch
+
+        return torch.empty_strided(entry.shape, entry.stride, dtype=self.dtype(entry), device="meta")
 
     def dense(self, entry: TensorEntry) -> torch.Tensor:
         assert entry.storage is not None

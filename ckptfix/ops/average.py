@@ -37,6 +37,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats import without_optimizer
 from ckptfix.formats.members import role_of
 from ckptfix.formats.target import of_suffix
+from ckptfix.formats.torch.tensors import KINDS
 from ckptfix.io.elements import resolved, row_major, why_unresolved
 from ckptfix.io.parallel_map import mapped
 from ckptfix.io.read import Progress
@@ -183,7 +184,7 @@ def _refuse_without_values(checkpoints: Sequence[Checkpoint], tables: Sequence[T
     for checkpoint, table in zip(checkpoints, tables, strict=True):
         names = [entry.name for entry in table.values()]
         quantized.refuse(checkpoint, names, "averaging codes or scales does not average the weights", hint)
-        codes = next((entry for entry in table.values() if entry.kind == "quantized"), None)
+        codes = next((entry for entry in table.values() if KINDS[entry.kind].codes), None)
         if codes is not None:
             message = f"a quantized tensor ({codes.dtype}): averaging codes or scales does not average the weights"
             raise Refused(message, path=checkpoint.path, where=codes.name, hint=hint)

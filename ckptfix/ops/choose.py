@@ -26,10 +26,10 @@ from ckptfix.checkpoint.address import is_inside, is_inside_any, key_below
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
 from ckptfix.findings import table
-from ckptfix.findings.folders import LOST
+from ckptfix.findings.folders import BROKEN as BROKEN
+from ckptfix.findings.folders import MISREAD as MISREAD
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
-from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.io.source import truncated_hint
 from ckptfix.names import kinds, wrappers
@@ -124,7 +124,7 @@ def choose(
 def _instead(checkpoint: Checkpoint) -> str:
     """Return the hint for a file without a state dict."""
     parts = maybe_pickled_object(checkpoint)
-    if parts is not None and any(named_arrays(parts.graph.root)):
+    if parts is not None and any(parts.named_arrays()):
         made = command("sanitize", checkpoint.path, "OUT")
         return f"its weights are NumPy arrays: convert them to tensors with `{made}` first, and use its output"
     return "`ckptfix inspect` shows what it holds"
@@ -494,13 +494,6 @@ def _states_of_optimizers(checkpoint: Checkpoint) -> tuple[frozenset[str], froze
         else:
             flat.add(state.at)
     return frozenset(fronts), frozenset(flat)
-
-
-MISREAD = LOST | {"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"}
-"""Findings about content that will be misread although sizes and checksums are right."""
-
-BROKEN = MISREAD | {"bad-crc", "truncated"}
-"""Findings about tensors that cannot be read as they were written."""
 
 
 def refuse_damaged(

@@ -12,10 +12,19 @@ from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contig
 from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, keys_of, of_keys
 from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath, UnknownFormat, WouldLoseData
-from ckptfix.formats import FORMATS, detect, format_of, open_checkpoint, states, weights_of, without_optimizer
+from ckptfix.formats import (
+    FORMATS,
+    detect,
+    format_of,
+    open_checkpoint,
+    read_files,
+    states,
+    weights_of,
+    without_optimizer,
+)
 from ckptfix.formats.base import Format, SelectedWeights, refuse_truncated
 from ckptfix.formats.safetensors.ties import TIE_KEYS
-from ckptfix.formats.target import FormatName, fitting, is_folder, not_written, target_format
+from ckptfix.formats.target import FormatName, fitting, is_folder, not_written, parse_size, target_format
 from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pickled_object
 from ckptfix.io.elements import resolved, row_major
 from ckptfix.io.read import Progress
@@ -114,8 +123,6 @@ def plan_conversion(
     if shard_size is not None:
         if target.sized is None:
             raise Refused(f"{target.title} is one file, without shards", hint="--to hf and --to dcp write shards")
-        from ckptfix.formats.shards.write import parse_size
-
         size = parse_size(shard_size)
         whole = None if target.sized_recode is None else target.sized_recode(size)
         target = replace(target, plan_write=target.sized(size), recode=whole)
@@ -448,7 +455,7 @@ def convert(
         of = f" of {done.at}" if done.at else ""
         titles = f"{FORMATS[checkpoint.format].title} -> {FORMATS[done.format].title}"
         line = f"converted {plural(done.tensors, 'tensor')}{of}: {titles}"
-        shards = sum(not file.along and not file.path.endswith((".json", "/.metadata")) for file in done.plan.files)
+        shards = sum(not file.along and file.has_data for file in done.plan.files)
         if shards > 1 and FORMATS[done.format].sized is not None:
             line += f", {plural(shards, 'file')}"
         if done.copied:
@@ -508,8 +515,6 @@ def _joined(paths: Sequence[StrPath]) -> Checkpoint:
     if len(paths) == 1:
         return open_checkpoint(paths[0])
     try:
-        from ckptfix.formats.ranks.format import read_files
-
         return read_files(paths)
     except UnknownFormat as error:
         path = error.path or ""

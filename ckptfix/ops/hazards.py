@@ -12,38 +12,22 @@ from ckptfix.checkpoint import Plan
 from ckptfix.checkpoint.tree import Item, NameValue, every_value, identity
 from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS
+from ckptfix.formats.loading import hidden_globals
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
-from ckptfix.io.layers import Memory
 from ckptfix.io.virtual_files import PlannedFile
-from ckptfix.ops import hidden_globals
 from ckptfix.words import some
 
 Allows = Callable[[str], bool]
 """Function that returns whether an output may name the global ``"module.name"``."""
-
-SHORTEST = 5
-"""Least number of bytes of a pickle that names a global."""
-
 
 def is_harmless(name: str) -> bool:
     """Return whether a global, ``"module.name"``, is not known to run code, reach the network or touch files."""
     return not is_dangerous(name)
 
 
-def in_text(part: object) -> str:
-    """Return the dangerous function named by a string of bytes that is or contains a pickle; "" for anything else."""
-    if not isinstance(part, (bytes, bytearray, str)) or len(part) < SHORTEST:
-        return ""
-    # Protocols before 3 write bytes as text, decoded as Latin-1.
-    data = part.encode("latin-1", "replace") if isinstance(part, str) else bytes(part)
-    if not hidden_globals.begins_pickle(data, old=not isinstance(part, str)):
-        return ""
-    return next(filter(is_dangerous, hidden_globals.look_into(Memory(data, ""), "").names), "")
-
-
 def in_texts(root: Item) -> dict[int, str]:
     """Map ``id`` of each string below `root` that contains a code-running pickle to the function that it names."""
-    return {id(part): name for part in _parts(root) if (name := in_text(part))}
+    return {id(part): name for part in _parts(root) if (name := hidden_globals.dangerous_in(part))}
 
 
 def globals_below(root: Item) -> list[str]:

@@ -28,7 +28,7 @@ from ckptfix.commands import word
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats import format_of, open_checkpoint, signs
+from ckptfix.formats import format_of, listed_beside, open_checkpoint
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.urls import as_path
 from ckptfix.words import plural
@@ -60,23 +60,7 @@ def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> OtherS
     if not linked:
         return NOWHERE  # no tensor could be codes or a companion, so the folder is not looked at
     place = as_path(checkpoint.path)
-    if not signs.named(".index")(signs.Beginning(str(place.parent), b"", 0)):
-        return NOWHERE
-    from ckptfix.formats.shards.files import find
-    from ckptfix.formats.shards.index import read_index
-
-    shard_of: dict[str, str] = {}
-    try:
-        indexes = find(str(place.parent)).indexes
-    except CkptfixError:
-        return NOWHERE
-    for name in indexes:
-        try:
-            rows = read_index(str(place.parent / name)).weight_map
-        except CkptfixError:
-            continue  # Like config.json, it is no part of this file.
-        if place.name in rows.values():
-            shard_of |= {key: shard for key, shard in rows.items() if shard != place.name}
+    shard_of = listed_beside(checkpoint.path)
     if not shard_of:
         return NOWHERE
     wanted = linked & shard_of.keys()

@@ -24,20 +24,20 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
+from ckptfix.checkpoint.tree import Item, ListValue, ObjectValue, fields, listed, pairs_of
 from ckptfix.commands import command, verbatim
 from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
-from ckptfix.formats.folders.nodes import class_name, fields, listed, number, text_of
-from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped
+from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped_of
 from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.common import PickledObject, maybe_pickled_object
 from ckptfix.formats.torch.state import SHARDED
-from ckptfix.formats.torch.tensors import BadTensor, sizes
+from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.formats.torch.tree import sizes_of
 from ckptfix.ops import choose
-from ckptfix.pickles.graph import Node, pairs
 from ckptfix.urls import as_path
 from ckptfix.words import some
 
@@ -203,7 +203,7 @@ def _rank_in_name(path: str) -> int | None:
 
 
 def _of_deepspeed(checkpoint: Checkpoint, parts: PickledObject, at: str | None) -> RankShard | None:
-    top = fields(parts.graph.root)
+    top = fields(parts.root)
     if "ds_version" not in top and "param_shapes" not in top:
         return None
     from ckptfix.formats.deepspeed import way_out
@@ -214,8 +214,7 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: PickledObject, at: str | None) 
     groups = next((name for name in ("fp32_flat_groups", "single_partition_of_fp32_groups") if name in flat), None)
     if groups is not None and "module" not in top:
         count = flat.get("partition_count")
-        count = count[0] if type(count) is list and count else count
-        world = count if type(count) is int else None
+        world = _number(next(iter(listed(count)), count))
         missing = "its fp32 weights are flat groups of some parameters, without names, and not a model"
         where = f"optimizer_state_dict/{groups}"
         return RankShard("ZeRO optimizer", rank, world, missing, where, words, is_command)
@@ -228,8 +227,7 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: PickledObject, at: str | None) 
         return None
     first = empty[0]
     missing = f"{first.key} is empty here, and {list(stated[first.key])} in the model{_more(len(empty) - 1)}"
-    size = top.get("dp_world_size")
-    world = size if type(size) is int else None
+    world = _number(top.get("dp_world_size"))
     return RankShard("ZeRO-3", rank, world, missing, first.name, words, is_command)
 
 
@@ -269,12 +267,12 @@ _NEMO_JOINS = (
 
 def _of_model_parallel(checkpoint: Checkpoint, parts: PickledObject) -> RankShard | None:
     """Return a rank's part of a model that its own code cut, not torch: plain tensors, with the sizes beside them."""
-    top = fields(parts.graph.root)
+    top = fields(parts.root)
     if format_of(checkpoint).folder:
         return None
     place = as_path(checkpoint.path)
     own = _MP_RANK.match(place.name) or _MP_RANK.fullmatch(place.parent.name)
-    size = number(top.get("mp_world_size"))
+    size = _number(top.get("mp_world_size"))
     if size is not None and size > 1 and ("module" in top or "ds_version" in top):
         from ckptfix.formats.deepspeed import to_universal
 
@@ -285,10 +283,10 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: PickledObject) -> RankShar
     numbers = [] if own is None else [int(part) for part in own.groups() if part]
     model = next((name for name in top if _MEGATRON_MODEL.fullmatch(name)), None)
     config = _nemo_config(top.get("hyper_parameters"))
-    is_nemo = "nemo_version" in config or (text_of(config, "target") or "").startswith("nemo.")
+    is_nemo = "nemo_version" in config or _text(config, "target").startswith("nemo.")
     for key, args, known in (("args", fields(top.get("args")), "checkpoint_version" in top),
                              ("hyper_parameters", config, is_nemo)):  # fmt: skip
-        sizes = {name: size for name, _ in _MEGATRON if (size := number(args.get(name))) is not None}
+        sizes = {name: size for name, _ in _MEGATRON if (size := _number(args.get(name))) is not None}
         if not sizes or not (known or own is not None):
             continue
         sizes = {name: size for name, size in sizes.items() if size > 1}
@@ -303,18 +301,18 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: PickledObject) -> RankShar
     return _of_rank_folders(checkpoint, numbers, model or "") if own is not None and checkpoint.entries else None
 
 
-def _nemo_config(node: Node) -> Mapping[str, Node]:
+def _nemo_config(item: Item) -> Mapping[str, Item]:
     """Return the settings of a NeMo model, which Lightning saves as `hyper_parameters`: a dict or an OmegaConf.
 
     Source: nemo/core/classes/modelPT.py, ``save_hyperparameters("cfg")``.
     """
-    found = _settings(node)
+    found = _settings(item)
     return _settings(found.get("cfg")) or found
 
 
-def _settings(node: Node) -> Mapping[str, Node]:
+def _settings(item: Item) -> Mapping[str, Item]:
     """Return the fields of a dict, without the objects that OmegaConf puts around it and around its values."""
-    around = fields(node)
+    around = fields(item)
     found = fields(around["_content"]) if "_content" in around else around
     return {name: fields(value).get("_val", value) for name, value in found.items()}
 
@@ -359,12 +357,12 @@ def _megatron_rank(numbers: Sequence[int], sizes: Mapping[str, int]) -> int | No
     return rank
 
 
-def _stated_shapes(top: Mapping[str, Node]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _stated_shapes(top: Mapping[str, Item]) -> Iterator[tuple[str, tuple[int, ...]]]:
     groups = top.get("param_shapes")
     for group in [*listed(groups), groups, top.get("frozen_param_shapes")]:
-        for name, shape in pairs(group) or ():
+        for name, shape in pairs_of(group) or ():
             try:
-                yield str(name), sizes(shape)
+                yield str(name), sizes_of(shape)
             except BadTensor:
                 continue
 
@@ -377,18 +375,15 @@ def _of_tensors(checkpoint: Checkpoint, parts: PickledObject, at: str | None) ->
         return None
     ats = {row.at for row in choose.meant(checkpoint)} if at is None else {at}
     inside = tuple(address.join(at, holder) for at in ats for holder in torch_module.HOLDERS)
-    nodes = {
-        (where, key): node
-        for where, key, node in parts.found.tensors
-        if where in ats or where.startswith(inside)
-    }
+    tensors = parts.tensors(lambda where: where in ats or where.startswith(inside))
+    items = {(where, key): item for where, key, item in tensors}
     first: RankShard | None = None
     count = 0
     for entry in rows:
-        node = nodes.get((entry.at, entry.key))
-        if node is None:
+        item = items.get((entry.at, entry.key))
+        if item is None:
             continue
-        made = _piece(entry, node)
+        made = _piece(entry, item)
         if made is not None:
             # A tensor that states its rank is preferred as the example.
             count += 1
@@ -413,48 +408,66 @@ def _joined(path: str) -> tuple[str, bool]:
     return f"`ckptfix convert RANK0.pt RANK1.pt ... -o OUT.pth` joins the files of all ranks; or {GATHER}", False
 
 
-def _piece(entry: TensorEntry, node: Node) -> RankShard | None:
-    cls, state = wrapped(node)
+def _piece(entry: TensorEntry, item: Item) -> RankShard | None:
+    cls, state = wrapped_of(item)
     if cls == SHARDED:
-        return _sharded(entry, dict(state))
+        return _sharded(entry, state)
     if is_dtensor(cls):
-        return _dtensor(entry, dict(state))
+        return _dtensor(entry, state)
     if is_flat(entry.key):
         missing = f"{entry.key} holds the parameters of an FSDP unit in one row; no file has their names and shapes"
         return RankShard("flat parameters", None, None, missing, entry.name, FLAT)
     return None
 
 
-def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> RankShard | None:
+def _shown(offset: Item) -> str:
+    return str(listed(offset)) if isinstance(offset, ListValue) and offset.kind == "list" else "?"
+
+
+def _number(item: Item) -> int | None:
+    """Return an integer; None for anything else."""
+    return item if type(item) is int else None
+
+
+def _text(rows: Mapping[str, Item], name: str) -> str:
+    """Return the text under `name`; empty for anything else."""
+    value = rows.get(name)
+    return str(value) if isinstance(value, str) else ""
+
+
+def _class_name(item: Item) -> str:
+    """Return the name of the class of an object; empty for anything else."""
+    cls = item.cls if isinstance(item, ObjectValue) else None
+    return "" if cls is None else cls.name
+
+
+def _sharded(entry: TensorEntry, state: Mapping[str, Item]) -> RankShard | None:
     if len(entry.parts) == 1 and entry.parts[0].shape == entry.shape:
         return None
     group = fields(state.get("process_group"))
     rank, world = group.get("global_rank"), group.get("global_world_size")
     shards = state.get("local_shards")
-    offsets = [
-        fields(fields(shard).get("metadata")).get("shard_offsets")
-        for shard in listed(shards)
-    ]
+    offsets = [fields(fields(shard).get("metadata")).get("shard_offsets") for shard in listed(shards)]
     if not entry.parts:
         what = f"entirely on other ranks, with shape {list(entry.shape)}"
     else:
         held = " and ".join(
-            f"{list(part.shape)} at {offset if type(offset) is list else '?'}"
+            f"{list(part.shape)} at {_shown(offset)}"
             for part, offset in zip(entry.parts[:3], [*offsets, *[None] * 3], strict=False)
         )
         what = f"a shard of {list(entry.shape)}: {held}"
     kind = "flat parameters" if is_flat(entry.key) else "ShardedTensor"
-    return RankShard(kind, number(rank), number(world), f"{entry.key} is {what}", entry.name, GATHER)
+    return RankShard(kind, _number(rank), _number(world), f"{entry.key} is {what}", entry.name, GATHER)
 
 
-def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> RankShard | None:
+def _dtensor(entry: TensorEntry, state: Mapping[str, Item]) -> RankShard | None:
     spec = fields(state.get("_spec"))
     mesh = fields(spec.get("mesh"))
     split: list[str] = []
     partial = False
     placements = spec.get("placements")
     for placement in listed(placements):
-        name = class_name(placement)
+        name = _class_name(placement)
         if name.endswith("Shard"):
             dim = fields(placement).get("dim")
             split.append(f"dim {dim}" if type(dim) is int else "a dimension")
@@ -471,4 +484,4 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> RankShard | None:
     else:
         along = f" along {' and '.join(dict.fromkeys(split))}" if split else ""
         what = f"a shard of {list(entry.shape)}{along}{held}"
-    return RankShard("DTensor", number(mesh.get("_rank")), world, f"{entry.key} is {what}", entry.name, GATHER)
+    return RankShard("DTensor", _number(mesh.get("_rank")), world, f"{entry.key} is {what}", entry.name, GATHER)

@@ -89,6 +89,28 @@ def every_node(root: Node, *, folded: bool = True) -> Iterator[Node]:
         stack += children_to_write(node)
 
 
+def still_written(
+    root: Node, gone: Collection[int], items: Mapping[int, Collection[int]] | None = None
+) -> set[int]:
+    """Return ``id`` of every node that `reemit` writes below `root`. Arguments as for `reemit`."""
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if id(node) in gone or id(node) in seen:
+            continue
+        seen.add(id(node))
+        without = (items or {}).get(id(node), ())
+        if without and (type(node) is Dict or type(node) is Call):
+            rows = [row for place, row in enumerate(node.items or ()) if place not in without]
+            stack += [part for row in rows for part in row]
+            if type(node) is Call:
+                stack += [node.func, node.args, node.kwargs, node.state, *(node.elements or ())]
+        else:
+            stack += children_to_write(node, gone)
+    return seen
+
+
 def children_to_write(node: Node, gone: Collection[int] = ()) -> Iterable[Node]:
     """Return the parts of a node that holds nodes, in no particular order, except items whose value is in `gone`."""
     if type(node) is Call or type(node) is Dict:

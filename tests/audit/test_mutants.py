@@ -21,6 +21,7 @@ from kinds import location_tags
 from safetensors.torch import save_file
 
 from ckptfix.formats import FORMATS
+from ckptfix.formats.plain import convert as sanitize_convert
 from ckptfix.formats.safetensors import edit as safetensors_edit
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import containers as torch_recode
@@ -30,7 +31,6 @@ from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.ops import slim
 from ckptfix.ops.repair import torch as repair
-from ckptfix.ops.sanitize import convert as sanitize_convert
 from ckptfix.pickles import emit, parse, reemit
 from ckptfix.pickles.graph import label
 

@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 OPS: tuple[tuple[str, ...], ...] = (
     (
-        *("audit", "averages", "candidates", "hidden_globals", "inplace", "layers", "naming", "other_models"),
+        *("audit", "averages", "candidates", "inplace", "layers", "naming", "other_models"),
         *("quantized", "record", "tensor_classes"),
     ),
     ("choose", "hazards"),
@@ -452,22 +452,74 @@ def _is_import(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
-READS_NODES = {
-    *("ops/hidden_globals.py", "ops/rank_shards.py"),
-    *("ops/doctor/examine.py", "ops/doctor/pickle.py"),
-    *("ops/rename/objects.py", "ops/rename/optimizer.py"),
-    *(f"ops/repair/{name}.py" for name in ("clean", "rank_files", "remains", "torch")),
-    *(f"ops/sanitize/{name}.py" for name in ("__init__", "arrays", "convert", "keys", "numpy", "objects", "output")),
-    *("ops/sanitize/report.py", "ops/sanitize/stdlib.py"),
+@every_module
+def test_values_are_read_from_the_tree(path: Path) -> None:
+    """Only the formats, and what they stand on, know how a file spells its values."""
+    if room(path) in ("pickles", "formats", "zips"):
+        return
+    assert not {there for there, _ in imported(path) if there[0] == "pickles"} - {("pickles", "collector")}
+    graphs = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute) and node.attr == "graph"]
+    assert not [node.lineno for node in graphs if ast.unparse(node.value) != "torch.autograd"], "reads the pickle"
+
+
+KNOWS_FOLDERS = {
+    "ops/rank_shards.py": "what one rank's file says of the others, which still reads nodes (`READS_NODES`)",
 }
-"""Modules above the formats that still read nodes of pickles. All others read the tree of values, of any format."""
+"""Modules above the formats that import a format of folders, and why. All others reach it through its `Format`."""
 
 
 @every_module
-def test_values_are_read_from_the_tree(path: Path) -> None:
-    if room(path) not in ("pickles", "formats", "zips"):
-        pickled = {there for there, _ in imported(path) if there[0] == "pickles"} - {("pickles", "collector")}
-        assert bool(pickled) == (path.relative_to(PACKAGE).as_posix() in READS_NODES), f"imports {sorted(pickled)}"
+def test_folder_formats_are_reached_through_their_interface(path: Path) -> None:
+    from ckptfix.formats import _ROWS, FORMATS
+
+    rooms = {_ROWS[format.name].module.split(".")[0] for format in FORMATS.of(folder=True)} | {"deepspeed"}
+    if room(path) != "formats":
+        known = {".".join(there) for there, _ in imported(path) if there[0] == "formats" and {*there[1:2]} & rooms}
+        assert bool(known) == (path.relative_to(PACKAGE).as_posix() in KNOWS_FOLDERS), f"imports {sorted(known)}"
+
+
+FOLDER_FILES = re.compile(r"\.distcp|^/?\.metadata$|_(model|optim)_states|weight_map|index\.json|zero_pp_rank")
+NAMES_FOLDER_FILES = {
+    "ops/doctor/messages.py": "the words of other programs' errors",
+    "ops/rank_shards.py": "the rank in the name of a file",
+    "ops/target/targets.py": "an index that is given as a file of keys",
+}
+"""Modules above the formats that name a file of such a folder, and why."""
+
+
+@every_module
+def test_only_formats_name_the_files_of_folders(path: Path) -> None:
+    if room(path) not in ("formats", "findings", "trainer"):
+        lines = [line for text, line in strings(parsed(path)) if FOLDER_FILES.search(text)]
+        known = path.relative_to(PACKAGE).as_posix() in NAMES_FOLDER_FILES
+        assert bool(lines) == known, f"names a file of a folder format in the lines {lines}"
+
+
+COMPARES_KINDS = {
+    "checkpoint/tensors.py": "a tensor without data anywhere; the table is in a room further down",
+    "checkpoint/quantization.py": "classes of libraries, which are wrappers; the table is in a room further down",
+    "formats/torch/tensors.py": "the table, and what is around a wrapper in its call",
+    "ops/cast/__init__.py": "only the words of the reason",
+    "ops/dequantize/own.py": "the scheme of torch itself",
+    "ops/rank_shards.py": "parts of ranks, which are wrappers",
+}
+"""Modules that know one kind of tensor, and why. All others ask its row in `KINDS`, or only whether it is dense."""
+
+
+@every_module
+def test_a_kind_of_tensor_is_asked(path: Path) -> None:
+    from ckptfix.formats.torch.tensors import KINDS
+
+    lines = []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            names = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
+            if any(isinstance(side, ast.Attribute) and side.attr == "kind" for side in sides) and names & {*KINDS} - {
+                "dense"
+            }:
+                lines.append(node.lineno)
+    assert bool(lines) == (path.relative_to(PACKAGE).as_posix() in COMPARES_KINDS), f"compares kinds in {lines}"
 
 
 OPENS = {"open", "read_text", "read_bytes", "from_file"}

@@ -19,6 +19,8 @@ ELSEWHERE = {
     "ckptfix.findings": "tests/unit/findings",
     "ckptfix.fleet": "tests/cli/test_fleet.py tests/faults/test_hostile_plans.py",
     "ckptfix.formats.deepspeed": "tests/unit/formats/zero",
+    "ckptfix.formats.plain": "tests/unit/ops/test_sanitize.py tests/unit/ops/test_sanitize_errors.py",
+    "ckptfix.formats.repairs": "tests/contract/test_folder_formats.py tests/unit/ops/test_repair_fill.py",
     "ckptfix.formats.torch": "tests/unit/formats tests/contract",
     "ckptfix.formats.torch.readonly": "tests/contract/test_read_only.py tests/unit/formats",
     "ckptfix.git": "tests/cli/test_git.py",
@@ -113,4 +115,4 @@ def test_a_module_that_no_test_names_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert is_tested("ckptfix.formats.zero.moments") and not is_tested("ckptfix.nobody")
     monkeypatch.setattr(f"{__name__}.ELSEWHERE", {})
     left = {name for name in modules() if not is_tested(name)}
-    assert left and not left & {"ckptfix.ops.sanitize.arrays", "ckptfix.formats.zero.moments"}
+    assert left and not left & {"ckptfix.formats.plain.arrays", "ckptfix.formats.zero.moments"}

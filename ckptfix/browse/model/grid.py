@@ -82,7 +82,7 @@ def grid_of(entry: TensorEntry) -> TensorLayout:
     Raises:
         Unsupported: it has no numbers to show; the message gives the reason.
     """
-    if entry.kind not in ("dense", "quantized") or entry.storage is None:
+    if entry.storage is None:
         raise Unsupported(f"a {entry.kind} tensor has no numbers of its own")
     if entry.storage.data is None:
         raise Unsupported("the file does not hold its data")

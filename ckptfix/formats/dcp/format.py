@@ -26,6 +26,7 @@ from ckptfix.formats.dcp.judge import validate, validate_headers
 from ckptfix.formats.dcp.metadata import NAME as METADATA
 from ckptfix.formats.dcp.planned import read_planned
 from ckptfix.formats.dcp.read import IMAGES, NAME, RANKS, read
+from ckptfix.formats.dcp.repair import repair
 from ckptfix.formats.dcp.write import plan_write, recode, sized, sized_recode
 from ckptfix.io.source import is_local, open_source
 from ckptfix.urls import as_path
@@ -99,6 +100,7 @@ FORMAT = Format(
     sized_recode=sized_recode,
     read_planned=read_planned,
     keeps_all=keeps_all,
+    repair=repair,
 )
 
 RANKS_FORMAT = replace(

@@ -38,7 +38,7 @@ from ckptfix.formats.folders.assembly import grafted
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.common import PickledObject, fields, little_endian, pickled_object, view_of
 from ckptfix.formats.torch.emit import tensor_call
-from ckptfix.formats.torch.tensors import BadTensor, is_tensor
+from ckptfix.formats.torch.tensors import KINDS, BadTensor, is_tensor
 from ckptfix.formats.torch.zip_layout import fresh_records
 from ckptfix.io.elements import row_major, why_unresolved
 from ckptfix.io.virtual_files import crc32_of
@@ -169,7 +169,7 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
         elif path:
             flat.order.append(path)
             entry = entries.get(id(node)) if is_tensor(node) else None
-            if entry is not None and entry.kind == "wrapper":
+            if entry is not None and not KINDS[entry.kind].whole:
                 raise Unsupported("the tensor is one rank's part, or wrapped", where=entry.name)
             if entry is not None and not entry.has_data:
                 raise Unsupported(NO_DATA, where=entry.name, hint=NO_DATA_HINT)

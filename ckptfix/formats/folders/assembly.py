@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, Data, FileVersion, contiguous_stride, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, FileVersion, TensorEntry, contiguous_stride, dtypes
 from ckptfix.errors import Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import calls, common
 from ckptfix.formats.torch.emit import dense_call, reference
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.pickles.fresh import NewTensorArguments
-from ckptfix.pickles.graph import Node
+from ckptfix.pickles.graph import Node, labels
+from ckptfix.pickles.places import NodesByAddress
 from ckptfix.pickles.reemit import reemit
 
 _ORDERED_DICT = Global("collections", "OrderedDict", 0)
@@ -154,6 +155,34 @@ def part(checkpoint: Checkpoint, root: Node, findings: Iterable[Finding] = ()) -
         traits=checkpoint.traits,
         findings=findings,
     )
+
+
+def without(
+    checkpoint: Checkpoint, gone: Iterable[TensorEntry], replaced: Iterable[tuple[TensorEntry, Data]] = ()
+) -> Checkpoint:
+    """Return a checkpoint without the tensors `gone`, and with other bytes, little-endian, in those `replaced`."""
+    parts = common.pickled_object(checkpoint)
+    node_at = NodesByAddress(parts.graph.root)
+    assembly = Assembly()
+    new: dict[int, Node] = {}
+    for entry, data in replaced:
+        new[id(node_at(entry.name))] = assembly.tensor(assembly.storage(data), entry.dtype, entry.shape)
+    keys: dict[str, set[str]] = {}
+    for entry in gone:
+        keys.setdefault(entry.at, set()).add(entry.key)
+    for at, names in keys.items():
+        _drop(node_at(at), names)
+    adopted = assembly.adopt(parts.graph.root, parts.storages, "", replaced=new)
+    return assembly.checkpoint(
+        adopted, checkpoint.path, format=checkpoint.format, files=checkpoint.files, traits=checkpoint.traits
+    )
+
+
+def _drop(node: Node, names: set[str]) -> None:
+    """Remove items from a dict."""
+    if isinstance(node, Dict | Call) and node.items is not None:
+        shown = labels([key for key, _ in node.items])
+        node.items = [row for row, name in zip(node.items, shown, strict=True) if name not in names]
 
 
 def mapping(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> Dict:

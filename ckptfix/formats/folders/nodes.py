@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import Checkpoint
@@ -10,7 +10,6 @@ from ckptfix.errors import Unsupported
 from ckptfix.formats.base import unknown
 from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.formats.torch.common import Storages, pickled_object
-from ckptfix.formats.torch.state import state_rows
 from ckptfix.formats.torch.zip_layout import ZipStorages, refuse_damaged_pickle
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Call, PersId
@@ -97,14 +96,6 @@ def refuse_damaged(checkpoint: Checkpoint) -> None:
     archive = archive_of(checkpoint)
     if archive is not None:
         refuse_damaged_pickle(archive, checkpoint.path)
-
-
-def fields(node: Node) -> dict[str, Node]:
-    """Return the string keys of a dict with their values, or the attributes of an object."""
-    rows: Sequence[tuple[Node, Node]] | None = pairs(node)
-    if rows is None:
-        rows = state_rows(None, node.state) if type(node) is Call else ()
-    return {str(key): value for key, value in rows if isinstance(key, str)}
 
 
 def numbered(node: Node) -> dict[int, Node]:

@@ -206,5 +206,5 @@ FORMAT = Format(
     folder=True,
     edits=False,
     writes=False,
-    joins_ranks=True,
+    read_files=read_files,
 )

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from itertools import product
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.checkpoint.tree import Item
 from ckptfix.errors import DamagedFile, Unsupported
-from ckptfix.formats.folders.nodes import class_name, fields, listed, number
-from ckptfix.formats.torch.state import SHARDED, state_rows
+from ckptfix.formats.folders.nodes import class_name, listed, number
+from ckptfix.formats.torch.state import SHARDED, fields, state_rows
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf, is_tensor, is_wrapper, sizes, tensor_entry
+from ckptfix.formats.torch.tree import like, node_of
 from ckptfix.pickles import Call, Global
 from ckptfix.pickles.graph import Node
 
@@ -40,6 +42,12 @@ def wrapped(node: Node) -> tuple[str, list[tuple[str, Node]]]:
         if type(cls) is Global and is_wrapper(func):
             return cls.full, state_rows(cls, state)
     return "", []
+
+
+def wrapped_of(item: Item) -> tuple[str, dict[str, Item]]:
+    """Return the same of an item of the tree of values."""
+    cls, state = wrapped(node_of(item))
+    return cls, {name: like(item, node) for name, node in state}
 
 
 def is_dtensor(name: str) -> bool:

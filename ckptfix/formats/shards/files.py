@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -17,6 +17,8 @@ from ckptfix.urls import as_path, scan_folder
 from ckptfix.words import some
 
 HEAD = 4096
+
+NAME, TORCH, SLICES = "hf", "hf-bin", "hf-dcp"
 
 NUMBERED = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})(\.[\w.-]*)?\.(safetensors|bin|pt|pth)")
 """``model-00001-of-00003.safetensors``; a variant of diffusers has ``.fp16`` before its suffix."""
@@ -97,6 +99,11 @@ def file_formats() -> dict[str, Format]:
     from ckptfix.formats.torch import legacy, zip
 
     return {format.name: format for format in (zip.FORMAT, legacy.FORMAT, safetensors.FORMAT)}
+
+
+def format_of_shards(formats: Collection[str]) -> str:
+    """Return the name of the format of shards whose files are in these formats."""
+    return NAME if set(formats) == {"safetensors"} else TORCH
 
 
 def find(folder: str) -> ShardFiles:

@@ -14,7 +14,7 @@ first kind detects all of them; the actual kind is known after the shards are re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -28,7 +28,8 @@ from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.ties import TIE_KEYS, VIEWS_KEY, both, restore_ties, share_plan
-from ckptfix.formats.shards import edit, files, objects, slices, write
+from ckptfix.formats.shards import edit, elsewhere, files, objects, repair, slices, write
+from ckptfix.formats.shards.files import NAME, SLICES, TORCH
 from ckptfix.formats.shards.index import looks_like_index
 from ckptfix.formats.shards.layout import ShardedLayout, data_bytes, open_layout, prefixed
 from ckptfix.formats.torch import common as torch_common
@@ -36,8 +37,6 @@ from ckptfix.formats.torch import zip as torch_zip
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint.tree import ValueTree
-
-NAME, TORCH, SLICES = "hf", "hf-bin", "hf-dcp"
 
 
 def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -57,11 +56,6 @@ def score(path: str, head: bytes, size: int) -> int:
     except CkptfixError:
         return 0
     return 90 if there.indexes else 80 if there else 0
-
-
-def format_of_shards(formats: Collection[str]) -> str:
-    """Return the name of the format of shards whose files are in these formats."""
-    return NAME if set(formats) == {safetensors.NAME} else TORCH
 
 
 def never(path: str, head: bytes, size: int) -> int:
@@ -170,7 +164,7 @@ def validate(checkpoint: Checkpoint) -> Iterator[Finding]:
     for shard in layout.shards:
         judged = files.file_formats()[shard.read.format].validate(shard.read)
         said |= dict.fromkeys(prefixed(finding, shard.name) for finding in judged)
-    yield from said
+    yield from elsewhere.settled(layout.path, list(said))
     stated = layout.index.total_size if layout.index is not None else None
     total = data_bytes([entry for shard in layout.shards for entry in shard.read.entries])
     if not layout.unread and type(stated) is int and stated != total:
@@ -209,6 +203,13 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
     """Rewrite the plan as an in-place edit of each shard, and overwrite the index; see `Format.in_place`."""
     return edit.in_place(layout_of(checkpoint), plan, block)
+
+
+def plan_rows(
+    checkpoint: Checkpoint, rows: Sequence[tuple[str, TensorEntry]], dest: str, metadata: Mapping[str, str]
+) -> Plan:
+    """Plan the folder with new tensors, each in the shard of its old key; see `Format.plan_rows`."""
+    return edit.plan_rows(layout_of(checkpoint), rows, dest, metadata)
 
 
 def edit_each_file(checkpoint: Checkpoint, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
@@ -258,6 +259,9 @@ FORMAT = Format(
     split_ties=share_plan,
     ties=tied_names,
     notes=notes,
+    plan_rows=plan_rows,
+    listed_beside=elsewhere.listed_beside,
+    repair=repair.repair,
 )
 
 TORCH_FORMAT = Format(

@@ -8,7 +8,6 @@ Source: ``split_state_dict_into_shards_factory`` of huggingface_hub (serializati
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -71,28 +70,6 @@ def plan_write(
         document = {"metadata": {"total_size": data_bytes(entries)}, "weight_map": order}
         files.append(OutputFile.of(as_path(dest, INDEX_NAME), [written(document) + b"\n"]))
     return Plan(tuple(files), tuple(findings))
-
-
-_UNITS = {"": 1, "B": 1} | {
-    f"{letter}{kind}": base**power
-    for kind, base in (("", 1000), ("B", 1000), ("IB", 1024))
-    for power, letter in enumerate("KMGT", 1)
-}
-_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
-
-
-def parse_size(size: int | str) -> int:
-    """Return a size such as ``5GB``, ``500M``, ``2GiB`` in bytes: GB or G is 10**9, as on the hub; GiB is 2**30.
-
-    Raises:
-        Refused: it is not a size.
-    """
-    found = None if isinstance(size, int) else _SIZE.fullmatch(size)
-    unit = _UNITS.get(found[2].upper()) if found is not None else None
-    count = size if isinstance(size, int) else int(float(found[1]) * unit) if found is not None and unit else 0
-    if count < 1:
-        raise Refused(f"{size!r} is not a shard size", hint="give a size such as 5GB, 500MB or 2GiB")
-    return count
 
 
 def sized(shard_size: int) -> PlanWrite:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ckptfix.formats.torch import calls
+from ckptfix.formats.torch.calls import Args
 from ckptfix.formats.torch.state import apart, state_rows
-from ckptfix.formats.torch.tensors import Args, BadTensor, is_old_tensor, is_tensor, is_wrapper, split_state
+from ckptfix.formats.torch.tensors import KINDS, BadTensor, is_old_tensor, is_tensor, is_wrapper, split_state
 from ckptfix.pickles import Call, Dict, Global
 from ckptfix.pickles.graph import Node, attributes
 
@@ -18,11 +19,14 @@ def tensor_attributes(node: Call) -> list[tuple[Node, Node]]:
     return [] if place is None or len(node.arguments) <= place else attributes(node.arguments[place])
 
 
-_OF_PARTS = ("device", "nested", "quantized", "sparse")
-"""Kinds of calls that build a tensor from other tensors, which may have attributes of their own."""
-
 MAX_AROUND = 16
 """Deepest nesting of calls around a tensor that is examined; anything deeper is listed as one value."""
+
+
+def _takes_tensors(kind: str | None) -> bool:
+    """Return whether calls of a kind build a tensor from other tensors, which may have attributes of their own."""
+    own = KINDS.get(kind or "")
+    return kind == "device" if own is None else own.from_tensors
 
 
 def tensor_state(node: Node) -> list[tuple[str, Node]] | None:
@@ -53,7 +57,7 @@ def _state_of(node: Node, depth: int, seen: set[int]) -> list[tuple[str, Node]] 
     if row is not None and row.kind == "parameter" and args and is_tensor(args[0]):
         # The attributes of the tensor inside are listed as those of the parameter.
         found = apart([*found, *_below(args[0], depth, seen)])
-    elif row is not None and row.kind in _OF_PARTS:
+    elif row is not None and _takes_tensors(row.kind):
         with suppress(BadTensor):
             found = apart([*found, *_of_parts(split_state([("args", args)])[0], depth, seen)])
     if not is_old_tensor(node) and node.state is not None:

@@ -1,4 +1,8 @@
-"""Torch's rebuild calls: one table of their names, the positions of their arguments, and the kind of reader for each.
+"""Torch's rebuild calls: one table of their names, the positions of their arguments, and the kind of tensor of each.
+
+A kind of tensor is a row, too: all that distinguishes it from a dense one. The rows are `KINDS` in
+`formats.torch.tensors`. No row says what all kinds but dense have in common: their parts are dense tensors, which are
+listed, compared, hashed and copied one by one, and a format that only holds dense tensors refuses them.
 
 Sources: torch/_utils.py (``_rebuild_*``), torch/_tensor.py (``_reduce_ex_internal`` and ``_rebuild_from_type_v2``);
 argument orders checked against torch 2.13. No value of `since` was run against an old torch: each row names the
@@ -8,17 +12,16 @@ counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from ckptfix.checkpoint import TensorEntry
-from ckptfix.pickles import Call, Global
+from ckptfix.checkpoint import Storage, TensorEntry
+from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import Node
 
 Number = tuple[int, int]
 """A version of torch: major, minor."""
-
-Kind = Literal["dense", "quantized", "parameter", "subclass", "sparse", "meta", "wrapper", "nested", "device"]
 
 UNSTATED = "no public statement of the version was found; this is the version of the feature it serves, or a later one"
 _UTILS, _TENSOR = "torch._utils", "torch._tensor"
@@ -30,7 +33,8 @@ class RebuildCall:
 
     Attributes:
         module, name: of the function.
-        kind: kind of its result; None for a known call that is not read as a tensor.
+        kind: a `TensorKind`; or ``"parameter"``, ``"subclass"`` or ``"device"``, for a call that takes a
+            tensor of any kind; None for a known call that is not read as a tensor.
         since: the torch version with which it appeared; `source` is the source of that fact.
         accepted: ``weights_only=True`` accepts it.
         older: the name of its form in earlier versions.
@@ -40,12 +44,13 @@ class RebuildCall:
         marks: the dict of conjugate and negative views, which only newer versions of torch write.
         tensor: the inner tensor.
         state: attributes that are set on the result.
+        takes: the fewest and the most arguments that it accepts; None if they are not known.
         torch_alone: torch's own functions create the tensor, without the class or the device that the call names.
     """
 
     module: str
     name: str
-    kind: Kind | None
+    kind: str | None
     since: Number | None
     source: str = UNSTATED
     accepted: bool = True
@@ -61,6 +66,7 @@ class RebuildCall:
     marks: int | None = None
     tensor: int | None = None
     state: int | None = None
+    takes: tuple[int, int] | None = None
     torch_alone: bool = True
 
     @property
@@ -83,7 +89,53 @@ class RebuildCall:
         return Call(Global(self.module, self.name, 0), args, "REDUCE", position)
 
 
-def _on_storage(name: str, kind: Kind, since: Number, source: str = UNSTATED, **known: Any) -> RebuildCall:
+StorageOf = Callable[[PersId], Storage]
+Args = tuple[Any, ...]
+Reader = Callable[[RebuildCall, Args, str, str, StorageOf], TensorEntry]
+"""(row of the call, its arguments, key, address, storages) -> the tensor. Raises BadTensor, or what a bad argument
+causes: IndexError, TypeError, ValueError, AttributeError, OverflowError.
+"""
+
+
+def builds(entry: TensorEntry) -> str:
+    """Return no reason: torch builds every tensor of the kind whose call was read."""
+    return ""
+
+
+def fits(entry: TensorEntry, tensor: Any) -> str | None:
+    """Return no reason: such a tensor can be copied into any tensor of the same shape."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorKind:
+    """A kind of tensor.
+
+    Attributes:
+        name: `TensorEntry.kind`.
+        read: the reader of its rebuild calls.
+        load: (`loaders.tensors.TensorMaker`, tensor) -> the tensor of torch; None if only its own library rebuilds it.
+        misfit: (tensor, tensor of a model) -> why it cannot be copied there.
+        refused: why torch cannot build a tensor with these arguments; empty if it can.
+        from_tensors: its call takes tensors, which may have attributes of their own.
+        computed: the description of a tensor whose call reads values, which a legacy file has only afterwards; empty
+            for other kinds.
+        codes: its elements represent other numbers, so that a mean of them has no meaning.
+        whole: False if it may be one rank's part, or a wrapper whose parts are elsewhere.
+    """
+
+    name: str
+    read: Reader
+    load: Callable[[Any, TensorEntry], Any] | None = None
+    misfit: Callable[[TensorEntry, Any], str | None] = fits
+    refused: Callable[[TensorEntry], str] = builds
+    from_tensors: bool = False
+    computed: str = ""
+    codes: bool = False
+    whole: bool = True
+
+
+def _on_storage(name: str, kind: str, since: Number, source: str = UNSTATED, **known: Any) -> RebuildCall:
     return RebuildCall(_UTILS, name, kind, since, source, storage=0, offset=1, size=2, stride=3, **known)
 
 
@@ -91,13 +143,13 @@ def _around(name: str, since: Number, source: str, **known: Any) -> RebuildCall:
     return RebuildCall(_UTILS, name, "parameter", since, source, tensor=0, requires_grad=1, hooks=2, **known)
 
 
-def _on_device(name: str, kind: Kind | None, since: Number | None, **known: Any) -> RebuildCall:
+def _on_device(name: str, kind: str | None, since: Number | None, **known: Any) -> RebuildCall:
     return RebuildCall(
         _UTILS, name, kind, since, tensor=0, dtype=1, device=2, requires_grad=3, torch_alone=False, **known
     )
 
 
-TENSOR = _on_storage("_rebuild_tensor", "dense", (0, 2), "pytorch/pytorch#1050")
+TENSOR = _on_storage("_rebuild_tensor", "dense", (0, 2), "pytorch/pytorch#1050", takes=(4, 4))
 TENSOR_V2 = _on_storage(
     "_rebuild_tensor_v2",
     "dense",
@@ -106,6 +158,7 @@ TENSOR_V2 = _on_storage(
     requires_grad=4,
     hooks=5,
     marks=6,
+    takes=(6, 7),
 )
 TENSOR_V3 = _on_storage(
     "_rebuild_tensor_v3",
@@ -116,12 +169,22 @@ TENSOR_V3 = _on_storage(
     hooks=5,
     dtype=6,
     marks=7,
+    takes=(7, 8),
 )
 QUANTIZED = _on_storage(
-    "_rebuild_qtensor", "quantized", (1, 3), "quantized tensors came with 1.3", requires_grad=5, hooks=6
+    "_rebuild_qtensor",
+    "quantized",
+    (1, 3),
+    "quantized tensors came with 1.3",
+    requires_grad=5,
+    hooks=6,
+    takes=(7, 7),
 )
 PARAMETER = _around(
-    "_rebuild_parameter", (1, 0), "pytorch/pytorch#15375: saved by 1.0, unknown to 0.4; microsoft/MMdnn#677"
+    "_rebuild_parameter",
+    (1, 0),
+    "pytorch/pytorch#15375: saved by 1.0, unknown to 0.4; microsoft/MMdnn#677",
+    takes=(3, 3),
 )
 PARAMETER_WITH_STATE = _around(
     "_rebuild_parameter_with_state",
@@ -129,18 +192,19 @@ PARAMETER_WITH_STATE = _around(
     "pytorch/pytorch#81616, of November 2022",
     older="_rebuild_parameter",
     state=3,
+    takes=(4, 4),
 )
-FROM_TYPE = RebuildCall(_TENSOR, "_rebuild_from_type_v2", "subclass", (1, 12), state=3)
+FROM_TYPE = RebuildCall(_TENSOR, "_rebuild_from_type_v2", "subclass", (1, 12), state=3, takes=(4, 4))
 """``(func, type, args, state)``: ``func(*args)`` is a tensor, and becomes one of the class `type`."""
 
-SPARSE = RebuildCall(_UTILS, "_rebuild_sparse_tensor", "sparse", (1, 2))
+SPARSE = RebuildCall(_UTILS, "_rebuild_sparse_tensor", "sparse", (1, 2), takes=(2, 2))
 """``(layout, (parts ..., size, flags))``."""
 
 SPARSE_CSR = RebuildCall(
     _UTILS, "_rebuild_sparse_csr_tensor", "sparse", None, accepted=False, older="_rebuild_sparse_tensor"
 )
 META = RebuildCall(
-    _UTILS, "_rebuild_meta_tensor_no_storage", "meta", (1, 12), dtype=0, size=1, stride=2, requires_grad=3
+    _UTILS, "_rebuild_meta_tensor_no_storage", "meta", (1, 12), dtype=0, size=1, stride=2, requires_grad=3, takes=(4, 4)
 )
 WRAPPER = RebuildCall(
     _UTILS,
@@ -154,15 +218,16 @@ WRAPPER = RebuildCall(
     offset=4,
     device=6,
     requires_grad=7,
+    takes=(8, 8),
     torch_alone=False,
 )
 """``(class, dtype, size, stride, offset, layout, device, requires_grad)``; its parts are in its state."""
 
-NESTED = RebuildCall(_UTILS, "_rebuild_nested_tensor", "nested", (2, 0), torch_alone=False)
+NESTED = RebuildCall(_UTILS, "_rebuild_nested_tensor", "nested", (2, 0), takes=(4, 4), torch_alone=False)
 """Four tensors: values, sizes, strides, offsets."""
 
-FROM_NUMPY = _on_device("_rebuild_device_tensor_from_numpy", "device", (2, 1))
-FROM_CPU_TENSOR = _on_device("_rebuild_device_tensor_from_cpu_tensor", "device", (2, 5))
+FROM_NUMPY = _on_device("_rebuild_device_tensor_from_numpy", "device", (2, 1), takes=(4, 4))
+FROM_CPU_TENSOR = _on_device("_rebuild_device_tensor_from_cpu_tensor", "device", (2, 5), takes=(4, 4))
 FROM_TYPE_V1 = RebuildCall(_TENSOR, "_rebuild_from_type", None, None, accepted=False)
 XLA = _on_device("_rebuild_xla_tensor", None, None, accepted=False)
 

@@ -11,7 +11,7 @@ from ckptfix.checkpoint import Checkpoint, Data, FormatState, Storage, TensorEnt
 from ckptfix.errors import BadPickle, CkptfixError, about
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.object import TorchObject, find_devices, walk
+from ckptfix.formats.torch.object import Devices, TorchObject, find_devices, walk
 from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
 from ckptfix.io.derived import byteswapped
 from ckptfix.pickles import Graph, PersId, Text
@@ -40,15 +40,50 @@ class PickledObject(FormatState):
         """The parsed pickle of the object."""
         return self.found.graph
 
+    def storage_keys(self) -> set[str]:
+        """Return the keys of the storages that the object refers to."""
+        return self.graph.storages()
+
+    def all_there(self) -> bool:
+        """Return whether every storage in the file has exactly the size that the references to it state."""
+        return self.storages.all_there(self.graph)
+
+    def global_names(self) -> list[str]:
+        """Return every class and function that the pickle names, as Python 3 spells it, each once."""
+        return list(dict.fromkeys(map(weights_only.canonical, self.graph.globals)))
+
+    def refusal(self) -> str | None:
+        """Return why ``torch.load(weights_only=True)`` would refuse the object, or None if no reason is known."""
+        return weights_only.refusal(self.graph)
+
+    def devices(self) -> Devices:
+        """Find every device in the object."""
+        return find_devices(self.graph)
+
+    def named_arrays(self) -> Iterator[tuple[str, int]]:
+        """Yield (address, number) of each mapping that holds NumPy arrays of floating-point numbers by name."""
+        from ckptfix.formats.torch.call_classes import named_arrays
+
+        return named_arrays(self.graph.root)
+
+    @property
+    def root(self) -> Item:
+        """The whole object, as an item of the tree of values."""
+        return self.value(self.graph.root)
+
     def value(self, node: Node) -> Item:
         """Return the item of the tree that `node` stands for."""
         from ckptfix.formats.torch.tree import value_of
 
         return value_of(node, self.storages)
 
+    def tensors(self, is_meant: Callable[[str], bool]) -> Iterator[tuple[str, str, Item]]:
+        """Yield (address, key, item) of each tensor and storage in a mapping at an address that is meant."""
+        return ((at, key, self.value(node)) for at, key, node in self.found.tensors if is_meant(at))
+
     def tensors_at(self, at: str) -> Iterator[tuple[str, Item]]:
         """Yield (key, item) of each tensor and storage in the mapping at `at`."""
-        return ((key, self.value(node)) for where, key, node in self.found.tensors if where == at)
+        return ((key, item) for _, key, item in self.tensors(at.__eq__))
 
 
 def build(

@@ -14,7 +14,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import calls, weights_only
 from ckptfix.formats.torch.calls import RebuildCall
-from ckptfix.formats.torch.tensors import LAYOUTS, is_tensor
+from ckptfix.formats.torch.tensors import KINDS, LAYOUTS, is_tensor
 from ckptfix.pickles import Call, Dict, Global, Graph, Set, Text
 from ckptfix.pickles.graph import Node, attributes, pairs
 from ckptfix.pickles.reemit import every_node
@@ -63,7 +63,7 @@ def of_tensors(entries: Iterable[TensorEntry]) -> Iterator[Finding]:
     for entry in entries:
         if (entry.kind != "dense" or entry.requires_grad or entry.detail) and (why := _refused(entry)):
             yield found("bad-call", f"{why}: torch.load fails on it", where=entry.name)
-        if entry.storage is None or entry.kind not in ("dense", "quantized") or entry.numel < GIANT >> 4:
+        if entry.storage is None or entry.numel < GIANT >> 4:
             continue
         if entry.nbytes >= max(GIANT, TIMES * entry.storage.nbytes):
             message = f"{entry.nbytes:,} bytes on a storage of {entry.storage.nbytes:,}: a copy would allocate them all"
@@ -77,19 +77,7 @@ def _refused(entry: TensorEntry) -> str:
         return f"a tensor of {entry.dtype} cannot require a gradient"
     if "conj" in entry.lazy and row is not None and not row.is_complex:
         return f"a tensor of {entry.dtype} has no conjugate"
-    values = entry.detail.split(", ")
-    if entry.kind == "quantized" and values[0].startswith("per_channel"):
-        if not values[-1].isdecimal() or int(values[-1]) >= len(entry.shape):
-            return f"the tensor is quantized along axis {values[-1]}, but has {len(entry.shape)} axes"
-    elif entry.kind == "quantized" and not -(1 << 63) <= int(values[-1]) < 1 << 63:
-        return f"the zero point {values[-1]} is out of range"
-    if entry.kind == "sparse" and len(entry.parts) == 2:
-        indices, held = (part.shape for part in entry.parts)
-        if len(indices) != 2 or not held or indices[0] + len(held) - 1 != len(entry.shape):
-            return f"a sparse tensor of {len(entry.shape)} dimensions cannot have indices of shape {list(indices)}"
-    if entry.kind == "nested" and len(entry.parts[0].shape) != 1:
-        return "the values of a nested tensor have several dimensions"
-    return ""
+    return KINDS[entry.kind].refused(entry)
 
 
 def _rows(args: tuple[Node, ...]) -> bool:
@@ -178,32 +166,13 @@ def _is_unhashable(key: Node) -> bool:
     return False
 
 
-_COUNTS = {
-    calls.TENSOR: (4, 4),
-    calls.TENSOR_V2: (6, 7),
-    calls.TENSOR_V3: (7, 8),
-    calls.QUANTIZED: (7, 7),
-    calls.PARAMETER: (3, 3),
-    calls.PARAMETER_WITH_STATE: (4, 4),
-    calls.FROM_TYPE: (4, 4),
-    calls.SPARSE: (2, 2),
-    calls.META: (4, 4),
-    calls.WRAPPER: (8, 8),
-    calls.NESTED: (4, 4),
-    calls.FROM_NUMPY: (4, 4),
-    calls.FROM_CPU_TENSOR: (4, 4),
-}
-"""Call -> fewest and most arguments that it accepts."""
-
-
 def _misused(row: RebuildCall, node: Call) -> str:
     """Return why torch cannot make this call; an empty string if nothing is wrong.
 
     Faults that a reader of tensors refuses are not checked here.
     """
     args = node.arguments
-    fewest, most = _COUNTS[row]
-    if not fewest <= len(args) <= most:
+    if row.takes is not None and not row.takes[0] <= len(args) <= row.takes[1]:
         return f"is called with {len(args)} arguments"
     if node.state is not None:
         return "has a state set on its tensor"

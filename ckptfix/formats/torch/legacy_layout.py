@@ -13,7 +13,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats.signs import MAGIC as MAGIC
 from ckptfix.formats.signs import MAGIC_BYTES as MAGIC_BYTES
 from ckptfix.formats.torch import common as torch_common
-from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
+from ckptfix.formats.torch.tensors import DEVICE_TENSOR, KINDS, BadTensor
 from ckptfix.io.blocks import best_start, shift_for
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Dict, Graph, parse
@@ -246,8 +246,9 @@ def _computed(entry: TensorEntry) -> tuple[TensorEntry, str] | None:
     stack = [entry]
     while stack:
         part = stack.pop()
-        if part.kind == "nested" or (part.detail.startswith(DEVICE_TENSOR) and part.parts):
-            return part, "a nested tensor" if part.kind == "nested" else f"a {part.detail}"
+        computed = KINDS[part.kind].computed
+        if computed or (part.detail.startswith(DEVICE_TENSOR) and part.parts):
+            return part, computed or f"a {part.detail}"
         stack += part.parts
     return None
 

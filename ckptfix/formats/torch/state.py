@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from ckptfix.pickles import Call, Dict, Global
@@ -27,6 +27,14 @@ def state_rows(cls: Node, state: Node) -> list[tuple[str, Node]]:
             return [("state", state)]
         rows = list(zip(fields, state, strict=True))
     return apart(rows)
+
+
+def fields(node: Node) -> dict[str, Node]:
+    """Return the string keys of a dict with their values, or the attributes of an object."""
+    rows: Sequence[tuple[Node, Node]] | None = pairs(node)
+    if rows is None:
+        rows = state_rows(None, node.state) if type(node) is Call else ()
+    return {str(key): value for key, value in rows if isinstance(key, str)}
 
 
 def apart(rows: list[tuple[str, Node]]) -> list[tuple[str, Node]]:

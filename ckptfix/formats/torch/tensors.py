@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -11,13 +11,12 @@ from ckptfix.checkpoint.tensors import LAZY, reach
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.call_classes import PARAMETER, is_tensor_class
-from ckptfix.formats.torch.calls import RebuildCall
+from ckptfix.formats.torch.calls import Args, Reader, RebuildCall, TensorKind
+from ckptfix.formats.torch.calls import StorageOf as StorageOf
 from ckptfix.formats.torch.state import TooManyParts, split, state_rows
 from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import Node, attributes, pairs
 
-StorageOf = Callable[[PersId], Storage]
-Args = tuple[Any, ...]
 Rows = list[tuple[str, Node]]
 
 
@@ -88,7 +87,8 @@ def tensor_entry(node: Node, key: str, at: str, storage_of: StorageOf) -> Tensor
             raise BadTensor(f"{func.name} replaces the data of its tensor")
         if row.state is not None and any(name == "data" for name, _ in attributes(args[row.state])):
             raise BadTensor(f"{func.name} replaces the data of its tensor")
-        return _READERS[row.kind](row, args, key, at, storage_of)
+        own = KINDS.get(row.kind)
+        return (_AROUND[row.kind] if own is None else own.read)(row, args, key, at, storage_of)
     except (IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, BadTensor):
             raise
@@ -264,8 +264,8 @@ def _quantized(row: RebuildCall, args: Args, key: str, at: str, storage_of: Stor
         raise BadTensor(f"torch cannot rebuild a quantized tensor of the scheme {_scheme_name(scheme)}")
     if len(rest) != len(expected):
         raise BadTensor(f"the quantizer {name} has {len(rest)} parameters instead of {len(expected)}")
-    for value, kinds in zip(rest, expected, strict=True):
-        if not (is_tensor(value) if kinds is Call else type(value) in kinds):
+    for value, types in zip(rest, expected, strict=True):
+        if not (is_tensor(value) if types is Call else type(value) in types):
             raise BadTensor(f"the quantizer {name} has unusable parameters")
     parts = tuple(
         _inner(part, f"{key}.{name}", at, storage_of)
@@ -397,14 +397,78 @@ def _device_tensor(row: RebuildCall, args: Args, key: str, at: str, storage_of: 
     )
 
 
-_READERS: dict[calls.Kind, Callable[[RebuildCall, Args, str, str, StorageOf], TensorEntry]] = {
-    "dense": _plain,
-    "quantized": _quantized,
-    "parameter": _parameter,
-    "subclass": _from_type,
-    "sparse": _sparse,
-    "meta": _meta,
-    "wrapper": _wrapper,
-    "nested": _nested,
-    "device": _device_tensor,
+def _quantized_refused(entry: TensorEntry) -> str:
+    """Return why torch cannot build a quantized tensor: its axis or its zero point."""
+    values = entry.detail.split(", ")
+    if values[0].startswith("per_channel"):
+        if not values[-1].isdecimal() or int(values[-1]) >= len(entry.shape):
+            return f"the tensor is quantized along axis {values[-1]}, but has {len(entry.shape)} axes"
+    elif not -(1 << 63) <= int(values[-1]) < 1 << 63:
+        return f"the zero point {values[-1]} is out of range"
+    return ""
+
+
+def _quantized_misfit(entry: TensorEntry, tensor: Any) -> str | None:
+    """Return why a quantized tensor cannot be copied into `tensor`: one that is not quantized."""
+    if tensor.is_quantized:
+        return None
+    return f"quantized in the file ({entry.dtype}), {str(tensor.dtype).removeprefix('torch.')} in the model"
+
+
+def _sparse_refused(entry: TensorEntry) -> str:
+    """Return why torch cannot build a sparse tensor: the shape of its indices."""
+    if len(entry.parts) == 2:
+        indices, held = (part.shape for part in entry.parts)
+        if len(indices) != 2 or not held or indices[0] + len(held) - 1 != len(entry.shape):
+            return f"a sparse tensor of {len(entry.shape)} dimensions cannot have indices of shape {list(indices)}"
+    return ""
+
+
+def _sparse_misfit(entry: TensorEntry, tensor: Any) -> str | None:
+    """Return why a sparse tensor cannot be copied into `tensor`: a dense one."""
+    return f"{entry.detail} in the file, dense in the model" if str(tensor.layout) == "torch.strided" else None
+
+
+def _nested_refused(entry: TensorEntry) -> str:
+    """Return why torch cannot build a nested tensor: the shape of its values."""
+    return "the values of a nested tensor have several dimensions" if len(entry.parts[0].shape) != 1 else ""
+
+
+def _meta_misfit(entry: TensorEntry, tensor: Any) -> str:
+    """Return why a tensor on the meta device cannot be copied into any tensor."""
+    return "the file has no data for it (meta device)"
+
+
+KINDS = {
+    row.name: row
+    for row in (
+        TensorKind("dense", _plain, load=lambda maker, entry: maker.dense(entry)),
+        TensorKind(
+            "quantized",
+            _quantized,
+            load=lambda maker, entry: maker.quantized(entry),
+            misfit=_quantized_misfit,
+            refused=_quantized_refused,
+            from_tensors=True,
+            codes=True,
+        ),
+        TensorKind(
+            "sparse",
+            _sparse,
+            load=lambda maker, entry: maker.sparse(entry),
+            misfit=_sparse_misfit,
+            refused=_sparse_refused,
+            from_tensors=True,
+        ),
+        TensorKind("meta", _meta, load=lambda maker, entry: maker.meta(entry), misfit=_meta_misfit),
+        TensorKind(
+            "nested", _nested, refused=_nested_refused, from_tensors=True, computed="a nested tensor"
+        ),
+        TensorKind("wrapper", _wrapper, whole=False),
+    )
 }
+"""Name -> kind of tensor."""
+
+_AROUND: dict[str, Reader] = {"parameter": _parameter, "subclass": _from_type, "device": _device_tensor}
+"""Kinds of calls that change a tensor, or copy it; the result is a tensor of one of `KINDS`."""
+

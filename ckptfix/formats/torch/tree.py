@@ -14,7 +14,8 @@ from ckptfix.checkpoint.tree import Item, Pairs
 from ckptfix.formats.torch import calls, weights_only
 from ckptfix.formats.torch.attributes import tensor_attributes
 from ckptfix.formats.torch.call_classes import class_of, encoded_bytes
-from ckptfix.formats.torch.tensors import StorageOf, is_tensor, storage_entry, tensor_entry
+from ckptfix.formats.torch.state import fields
+from ckptfix.formats.torch.tensors import StorageOf, is_tensor, sizes, storage_entry, tensor_entry
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, graph
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.places import NodesByAddress
@@ -40,6 +41,11 @@ def like(item: Item | Node, node: Node) -> Item:
     return value_of(node, item.storages if isinstance(item, _View) else None)
 
 
+def sizes_of(item: Item) -> tuple[int, ...]:
+    """Return a shape: a tuple of sizes, or a ``torch.Size``. Raises BadTensor for anything else."""
+    return sizes(node_of(item))
+
+
 class _View:
     """A view of a node."""
 
@@ -63,6 +69,10 @@ class _View:
     def label(self) -> str:
         return graph.label(self.node)
 
+    @property
+    def fields(self) -> Mapping[str, Item]:
+        return _Fields(fields(self.node), self.storages)
+
     def children(self) -> Iterator[tuple[str, Item]]:
         storages = self.storages
         return ((name, value_of(child, storages)) for name, child in graph.children(self.node))
@@ -81,6 +91,28 @@ class _View:
             return None
         storages = self.storages
         return [(value_of(key, storages), value_of(node, storages)) for key, node in rows]
+
+
+class _Fields(Mapping[str, Item]):
+    """The fields of a value: an item is created when code asks for it."""
+
+    __slots__ = ("_nodes", "_storages")
+
+    def __init__(self, nodes: Mapping[str, Node], storages: StorageOf | None) -> None:
+        self._nodes = nodes
+        self._storages = storages
+
+    def __getitem__(self, name: str) -> Item:
+        return value_of(self._nodes[name], self._storages)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._nodes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
 
 class _List(_View, tree.ListValue):

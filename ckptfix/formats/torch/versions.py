@@ -15,6 +15,7 @@ from ckptfix.checkpoint import dtypes
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.calls import UNSTATED, Number, RebuildCall
+from ckptfix.formats.torch.common import PickledObject
 from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import attributes, pairs
 
@@ -80,6 +81,11 @@ def since(node: Global) -> Number | None:
     if row is not None and row.since is not None:
         return row.since
     return UNTYPED_SINCE if node.full in ("torch.storage.UntypedStorage", "torch.UntypedStorage") else None
+
+
+def needs(parts: PickledObject) -> dict[str, Number]:
+    """Map each name of torch in an object that not all versions have to the version with which it appeared."""
+    return {node.full: number for node in parts.graph.globals if (number := since(node)) is not None}
 
 
 Losses = list[tuple[str, str]]

@@ -15,7 +15,8 @@ from ckptfix.checkpoint import TensorEntry
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembly import Assembly, mapping
-from ckptfix.formats.folders.nodes import fields, listed
+from ckptfix.formats.folders.nodes import listed
+from ckptfix.formats.torch.state import fields
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero.joined_tensors import Joiner, Table
 from ckptfix.formats.zero.partitions import Cuts, Shape

@@ -9,10 +9,11 @@ from typing import TypeVar
 from ckptfix.checkpoint import FileVersion, TensorEntry
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, UnknownFormat, Unsupported, about
 from ckptfix.formats.deepspeed import Save, to_universal
-from ckptfix.formats.folders.nodes import fields, listed, number, numbered, open_torch, text_of
+from ckptfix.formats.folders.nodes import listed, number, numbered, open_torch, text_of
 from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.folders.steps import counted
 from ckptfix.formats.torch.common import Storages
+from ckptfix.formats.torch.state import fields
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, sizes, tensor_entry
 from ckptfix.formats.zero.partitions import Shape
 from ckptfix.io.source import mark

@@ -21,7 +21,8 @@ from ckptfix.checkpoint import RangeCheck, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.table import found
 from ckptfix.formats.deepspeed import PARAMETERS, Save, entries_of, parameters
-from ckptfix.formats.folders.nodes import fields, listed, number, numbered
+from ckptfix.formats.folders.nodes import listed, number, numbered
+from ckptfix.formats.torch.state import fields
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero.frozen_parameters import join_frozen
 from ckptfix.formats.zero.joined_tensors import Joiner

@@ -14,6 +14,7 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused
+from ckptfix.formats.torch.tensors import KINDS
 from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.model.report import Mismatch
 from ckptfix.loaders.sources import EXTRA_STATE, StateSource
@@ -300,21 +301,18 @@ def shapes_differ(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
 
 
 def _wrong_kind(entry: TensorEntry, tensor: object, assign: bool) -> str | None:
-    from torch import Tensor, strided
+    from torch import Tensor
 
     assert isinstance(tensor, Tensor)
-    if entry.kind in ("wrapper", "nested"):
+    kind = KINDS[entry.kind]
+    if kind.load is None:
         return f"a {entry.kind} tensor ({entry.detail}), which only its own library can rebuild"
     if assign:
         return None
     if any(step == 0 and size > 1 for size, step in _steps(tensor)):
         return "expanded in the model: several of its elements share memory"
-    if entry.kind == "meta":
-        return "the file has no data for it (meta device)"
-    if entry.kind == "sparse" and tensor.layout == strided:
-        return f"{entry.detail} in the file, dense in the model"
-    if entry.kind == "quantized" and not tensor.is_quantized:
-        return f"quantized in the file ({entry.dtype}), {dtype_of(tensor)} in the model"
+    if (why := kind.misfit(entry, tensor)) is not None:
+        return why
     if entry.dtype.startswith("complex") and not tensor.is_complex():
         return f"complex in the file, {dtype_of(tensor)} in the model"
     return None

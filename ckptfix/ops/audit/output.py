@@ -14,6 +14,7 @@ from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
 from ckptfix.formats import FORMATS, HEAD, by_content
 from ckptfix.formats.base import Format
 from ckptfix.formats.torch.common import referred
+from ckptfix.formats.torch.tensors import KINDS
 from ckptfix.io.read import read_from
 from ckptfix.io.source import open_source
 from ckptfix.io.virtual_files import PlannedFile, checks_of
@@ -40,7 +41,7 @@ def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
     while stack:
         part = stack.pop()
         stack += part.parts
-        if part.storage is not None or not (part.parts or part.kind == "wrapper"):
+        if part.storage is not None or not (part.parts or not KINDS[part.kind].whole):
             yield part
 
 

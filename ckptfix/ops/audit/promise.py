@@ -128,7 +128,7 @@ def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
 def damaged(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """Return findings about data that the file does not hold as described, and that an edit would copy unchanged."""
     parts = maybe_pickled_object(checkpoint)
-    if parts is not None and not parts.storages.all_there(parts.graph):
+    if parts is not None and not parts.all_there():
         # The findings that name the tensors are made with the entries, which an edit does not need.
         _ = checkpoint.entries
     rows = [finding for finding in checkpoint.findings if finding.id in ("bad-tensor", "truncated")]

@@ -36,6 +36,7 @@ from ckptfix.elements.arrays import Encoding, rounded
 from ckptfix.errors import KeyConflict, Refused, WouldLoseData
 from ckptfix.formats import format_of, states, weights_of
 from ckptfix.formats.base import Format
+from ckptfix.formats.object_edit import ObjectEdit
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_from
@@ -44,7 +45,7 @@ from ckptfix.ops import quantized
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.dequantize.layout import Layout, Tensors, rounding_to, stream
 from ckptfix.ops.dequantize.settings import without
-from ckptfix.ops.rename.objects import Rewriting
+from ckptfix.ops.rename.objects import edit_site
 from ckptfix.ops.rename.transform import Row, StateDictChange
 from ckptfix.ops.writing import companions
 from ckptfix.urls import as_path
@@ -146,10 +147,10 @@ def plan_quantization(
     matrices = [entry for entry in entries if len(entry.shape) == 2 and entry.name in kept]
     config = settings(how, [entry.key.removesuffix(".weight") for entry in matrices if entry.key.endswith(".weight")])
     if states(checkpoint, "objects"):
-        rewriting = Rewriting(checkpoint)
+        edit = ObjectEdit(checkpoint)
         for site in sites.values():
-            rewriting.site(site)
-        plan = rewriting.plan(dest)
+            edit_site(edit, site)
+        plan = edit.plan(dest)
     else:
         plan = _named(checkpoint, sites[""], dest, target, source)
     files, configured = _configured(checkpoint, plan, config)

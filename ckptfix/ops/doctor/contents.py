@@ -15,9 +15,7 @@ from ckptfix.findings.steps import WHERE, step
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, format_of, states
 from ckptfix.formats.torch import calls, versions
-from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import maybe_pickled_object
-from ckptfix.formats.torch.object import find_devices
 from ckptfix.names import averaged_keys, kinds, spellings, wrappers
 from ckptfix.names.attributes import bare_names
 from ckptfix.names.averaged_keys import AveragedKeys
@@ -145,7 +143,7 @@ def _devices(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _of_values(checkpoint: Checkpoint, places: Iterable[str]) -> list[str]:
     """List those of `places` that only values of the object name; torch.load builds such values without the device."""
     parts = maybe_pickled_object(checkpoint)
-    devices = find_devices(parts.graph) if parts is not None else None
+    devices = parts.devices() if parts is not None else None
     if devices is None or not devices.calls:
         return []
     entries = list(checkpoint.entries)
@@ -218,7 +216,7 @@ def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:
 
 def _without_tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
     parts = maybe_pickled_object(checkpoint)
-    arrays = list(named_arrays(parts.graph.root)) if parts is not None else []
+    arrays = list(parts.named_arrays()) if parts is not None else []
     if not arrays:
         yield found("no-tensors")
     for at, count in arrays[:8]:
@@ -344,10 +342,7 @@ def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
     if format.since is not None:
         needs[container] = format.since
     parts = maybe_pickled_object(checkpoint)
-    for node in parts.graph.globals if parts is not None else ():
-        since = versions.since(node)
-        if since is not None:
-            needs[node.full] = since
+    needs |= versions.needs(parts) if parts is not None else {}
     newer = {what: since for what, since in needs.items() if since >= versions.ZIP_SINCE}
     if newer:
         what, since = max(newer.items(), key=lambda item: item[1])

@@ -34,17 +34,16 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix, Invocation, Value, step
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.formats import FORMATS, format_of, located
+from ckptfix.formats.loading import hidden_globals as scan_inside
+from ckptfix.formats.loading import on_load
 from ckptfix.formats.members import members
-from ckptfix.formats.torch import failing_calls, weights_only
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.call_classes import named_arrays
-from ckptfix.formats.torch.common import maybe_pickled_object
+from ckptfix.formats.torch.common import PickledObject, maybe_pickled_object
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, is_local, open_source, stamp
 from ckptfix.io.virtual_files import checks_of, crc32_of, is_spliced
-from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops import rank_shards
 from ckptfix.ops.candidates import state_dict_of
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
@@ -60,7 +59,6 @@ from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.naming import kept_suffix
 from ckptfix.ops.other_models import other_models, unexamined_files
 from ckptfix.ops.quantized import CONFIG, json_beside
-from ckptfix.pickles import Graph
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 from ckptfix.zips.append import earlier
@@ -359,10 +357,6 @@ def _judge(
     looked[:] = [container, "key names", "devices"]
     # Globals are reported with their calls below.
     judged = [finding for finding in judge(checkpoint) if finding.id != "foreign-global"]
-    if any(finding.id == "missing-shard" for finding in judged):
-        from ckptfix.ops.doctor import shards_elsewhere
-
-        judged = list(shards_elsewhere.settled(path, judged))
     yield from judged
     yield from _container(path, checkpoint, fast=fast)
     yield from _edited(checkpoint)
@@ -446,28 +440,27 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast:
     if parts is None:
         return
     looked.append("pickle")
-    graph = parts.graph
     archive = torch_zip.archive_of(checkpoint)
     where, base = ("pickle", 0) if archive is None else (archive.pickle.name, 0)
     if archive is not None:
         with open_source(checkpoint.path) as reader:
             data = record_data(reader, archive.pickle)
         base = data.offset if isinstance(data, ByteRange) else 0
-        yield from doctor_pickle.after_stop(graph.data, graph.end, where, base)
-        yield from _hidden(checkpoint, graph, archive.directory, archive.root, fast)
+        yield from doctor_pickle.after_stop(parts, where, base)
+        yield from _hidden(checkpoint, parts, archive.directory, archive.root, fast)
     if not format_of(checkpoint).writes:
-        known = {_STREAM, *map(weights_only.canonical, graph.globals)}
+        known = {_STREAM, *parts.global_names()}
         rows = [row for row in scan_inside.look(checkpoint.path).hidden if is_dangerous(row.name)]
         yield from doctor_pickle.hidden((row for row in rows if row.name not in known), fix="")
-    for finding in failing_calls.findings(graph):
+    for finding in on_load.failing(parts):
         yield replace(finding, where=where, offset=base + (finding.offset or 0))
-    module = doctor_pickle.modules(graph)
+    module = doctor_pickle.whole_module(parts)
     if at is not None and not any(is_inside(place, at) for place, _ in torch_module.modules(checkpoint)):
         module = None
     # With several state dicts, extract would ask for one of them; sanitize keeps all.
     beside = at is None and module is not None and len(meant(checkpoint)) > 1
-    arrays = any(named_arrays(graph.root)) if not checkpoint.entries else False
-    for finding in doctor_pickle.scan(graph, where, base):
+    arrays = any(parts.named_arrays()) if not checkpoint.entries else False
+    for finding in doctor_pickle.scan(parts, where, base):
         if finding.id == "foreign-global" and not checkpoint.entries and module is None and not arrays:
             # It is a scheduler's state, or a program's settings, so no weights fail to load.
             finding = replace(finding, severity="warning")
@@ -498,9 +491,11 @@ _STREAM = "torch.storage._load_from_bytes"
 _SLIM = step("slim")
 
 
-def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: str, fast: bool) -> Iterator[Finding]:
+def _hidden(
+    checkpoint: Checkpoint, parts: PickledObject, directory: Directory, root: str, fast: bool
+) -> Iterator[Finding]:
     """Yield findings about unused records, and about records and replaced data.pkl that hide pickles."""
-    used = graph.storages()
+    used = parts.storage_keys()
     prefix = f"{root}/data/"
     idle: list[DirectoryRecord] = []
     with open_source(checkpoint.path) as reader:

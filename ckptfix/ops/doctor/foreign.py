@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.commands import command, verbatim
+from ckptfix.commands import verbatim
 from ckptfix.errors import (
     BadDirectory,
     BadIndex,
@@ -23,12 +23,13 @@ from ckptfix.findings.steps import Fix, Step, step
 from ckptfix.findings.table import fix_of, found
 from ckptfix.formats import FORMATS, HEAD, detect, open_as, open_checkpoint
 from ckptfix.formats.base import unknown
+from ckptfix.formats.foreign import unread
+from ckptfix.formats.loading import hidden_globals as scan_inside
+from ckptfix.formats.loading.hidden_globals import HiddenContents
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import any_packing_of
 from ckptfix.io.source import found_as, is_local, open_source
-from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
-from ckptfix.ops.hidden_globals import HiddenContents
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory
 
@@ -71,21 +72,13 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     if any(finding.id in _UNSEEN for finding in kinds) or _is_safetensors(path):
         yield from kinds
         return
-    metadata = _of_folder(kinds) and found_as(path) == "folder"
-    described = str(as_path(path, ".metadata")) if metadata else path
-    inside = scan_inside.look(described, ".metadata" if metadata else "")
+    inside = scan_inside.look(*unread.pickle_of(path, {finding.id for finding in kinds}))
     yield from (_with_names(finding, inside) for finding in kinds)
     yield from _hidden(kinds, inside)
 
 
 def _part(path: str, error: DistributedPart) -> Finding:
-    beside = is_local(path) and as_path(path).with_name(".metadata").is_file()
-    return found("distributed-shard", error.message, fix=_with_its_folder(path) if beside else None)
-
-
-def _with_its_folder(path: str) -> str:
-    """Return the advice for a file whose folder is the checkpoint."""
-    return f"convert its folder: {verbatim(command('convert', as_path(path).parent, 'OUT'))}"
+    return found("distributed-shard", error.message, fix=unread.part_advice(path))
 
 
 def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
@@ -113,11 +106,11 @@ def id_of(error: CkptfixError) -> str:
 
 
 def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
-    what, id = error.message, error.kind
+    id, what = unread.described(path, error)
     if id == "truncated":
         yield _no_directory(path, what)
-    elif id == "dcp-folder" and found_as(path) == "folder" and not as_path(path, ".metadata").exists():
-        yield found("dcp-no-metadata", what if what.endswith(("end", "no pickle")) else f"{what} without its .metadata")
+    elif id != error.kind:
+        yield found(id, what)
     else:
         yield found(id, what, fix=_fix(path, error))
     if id in ("truncated", "bad-directory", "unknown-format"):
@@ -136,11 +129,7 @@ def _fix(path: str, error: UnknownFormat) -> Fix | None:
         return (Step("doctor", source=str(parent)),) if (parent / "data").is_dir() else None
     if is_program(id):
         return _of_program(path)
-    if id == "dcp-folder" and found_as(path) != "folder":
-        return _with_its_folder(path)
-    if id == "dcp-folder" and " .metadata " in error.message:
-        return "put back the .metadata of that save, or make it readable"
-    return None
+    return unread.advice(path, error)
 
 
 def is_program(id: str) -> bool:
@@ -179,10 +168,6 @@ def _of_program(path: str) -> Fix | None:
     if constants is not None and constants.entries:
         return step("extract", at=CONSTANTS)
     return "it has no parameters, buffers or constants that are tensors: there is nothing to extract"
-
-
-def _of_folder(kinds: Sequence[Finding]) -> bool:
-    return any(finding.id == "dcp-folder" for finding in kinds)
 
 
 def _repairs(finding: Finding) -> bool:

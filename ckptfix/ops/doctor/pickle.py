@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ckptfix.checkpoint.tree import ObjectValue, pairs_of
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix
 from ckptfix.findings.table import found
+from ckptfix.formats.loading import on_load
+from ckptfix.formats.loading.hidden_globals import Hidden
+from ckptfix.formats.loading.on_load import RefusedGlobal
 from ckptfix.formats.torch import module as torch_module
-from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.call_classes import UNINITIALIZED, class_of
+from ckptfix.formats.torch.call_classes import UNINITIALIZED
+from ckptfix.formats.torch.common import PickledObject
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
-from ckptfix.io.layers import Memory
-from ckptfix.ops import hidden_globals, tensor_classes
-from ckptfix.ops.hidden_globals import Hidden
-from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
-from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.call_text import call_text
-from ckptfix.pickles.graph import pairs
-from ckptfix.pickles.names import survey
+from ckptfix.ops import tensor_classes
 from ckptfix.words import plural, some
-
-if TYPE_CHECKING:
-    from ckptfix.checkpoint.tree import Item
 
 _ABOUT = (
     ("numpy._core", "a name that only NumPy 2 has"),
@@ -40,69 +32,58 @@ _ABOUT = (
 )
 """Beginnings of names, and a description of such an object."""
 
-_BYTES = frozenset((
-    op.BINBYTES, op.SHORT_BINBYTES, op.BINBYTES8, op.BYTEARRAY8, op.STRING, op.BINSTRING, op.SHORT_BINSTRING,
-))  # fmt: skip
-
 LISTED = 8
 """Names in a message before the rest are counted."""
 
 
-def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
+def scan(parts: PickledObject, where: str, base: int = 0) -> Iterator[Finding]:
     """Yield findings about a parsed pickle.
 
     Args:
         where: its record.
-        base: offset in the file of the first byte that the graph's spans count from.
+        base: offset in the file of the first byte that the offsets of the pickle count from.
     """
-    def root() -> Item:
-        from ckptfix.formats.torch.tree import value_of
-
-        return value_of(graph.root)
-
-    calls = _calls(graph)
-    known = tensor_classes.libraries(map(weights_only.canonical, graph.globals), root)
-    seen: set[str] = set()
-    for node in graph.globals:
-        name = weights_only.canonical(node)
-        if name not in seen and not weights_only.accepted(name):
-            seen.add(name)
-            if name in UNINITIALIZED:
-                message = "the parameters of a lazy module were saved before its first input: they have no values"
-                advice = "save the model again after a batch went through it: this file has no weights for them"
-                yield found("no-data", message, where=where, severity="warning", fix=advice)
-            library = next((row for row in known if row.has(name)), None)
-            if library is not None:
-                yield _tensor_class(name, library, where, base + node.start)
-            else:
-                here = calls.get(name, ())
-                yield _global(name, where, base + node.start, base + here[0].position if here else None, here)
-    opcode = weights_only.refused_opcode(graph, strict=not seen)
+    refused = on_load.refused_globals(parts)
+    known = tensor_classes.libraries(parts.global_names(), lambda: parts.root)
+    for row in refused:
+        if row.name in UNINITIALIZED:
+            message = "the parameters of a lazy module were saved before its first input: they have no values"
+            advice = "save the model again after a batch went through it: this file has no weights for them"
+            yield found("no-data", message, where=where, severity="warning", fix=advice)
+        library = next((library for library in known if library.has(row.name)), None)
+        if library is not None:
+            yield _tensor_class(row.name, library, where, base + row.offset)
+        else:
+            yield _global(row, where, base)
+    opcode = on_load.refused_opcode(parts)
     if opcode is not None:
         place, what = opcode
         yield found("unsupported-opcode", f"{what}, which weights_only=True refuses", where=where, offset=base + place)
-    yield from _old_strings(graph, where, base)
-    yield from _nested(graph, where, base)
+    old = on_load.old_strings(parts)
+    if old is not None and old.fails:
+        yield found("python2-strings", where=where, offset=base + old.offset)
+    elif old is not None:
+        message = "it has strings as Python 2 wrote them, all ASCII"
+        yield found("python2-strings", message, where=where, offset=base + old.offset, severity="info")
+    for place, names in on_load.hidden_in_bytes(parts):
+        message = f"a bytes value holds a pickle that contains {listed(names)}"
+        yield found("nested-pickle", message, where=where, offset=base + place)
 
 
-def _global(name: str, where: str, offset: int, called_at: int | None, calls: Sequence[Call] = ()) -> Finding:
-    """Return the finding for a refused global.
-
-    Args:
-        called_at: offset of its first call; None if it is not called.
-        calls: its calls, where the pickle was read as nodes.
-    """
-    module = name.partition(".")[0]
+def _global(row: RefusedGlobal, where: str, base: int = 0) -> Finding:
+    """Return the finding for a refused global, whose offsets count from `base`."""
+    name, offset = row.name, base + row.offset
+    called_at = None if row.called is None else base + row.called
     called = "" if called_at is None else f", which would be called at {called_at:#x}"
-    if is_dangerous(name) and calls:
-        more = f" and {plural(len(calls) - 1, 'more call')} of it" if len(calls) > 1 else ""
-        runs = f"{call_text(calls[0])}{more}"
-        place = "" if called_at is None else f", called at {called_at:#x}"
-        message = f"loading this file runs {runs} ({name}{place})"
+    if row.text:
+        more = f" and {plural(row.calls - 1, 'more call')} of it" if row.calls > 1 else ""
+        runs = f"{row.text}{more}"
+        message = f"loading this file runs {runs} ({name}, called at {called_at:#x})"
         return replace(found("dangerous-global", message, where=where, offset=offset, about=name), runs=runs)
     if is_dangerous(name):
         message = f"the pickle contains {name}, which can run code or open files"
         return found("dangerous-global", f"{message}{called}", where=where, offset=offset, about=name)
+    module = name.partition(".")[0]
     about = next((text for front, text in _ABOUT if name == front or name.startswith(f"{front}.")), "")
     what = f"{name} ({about or f'from the package {module}'})" if about or module else name
     message = f"torch.load refuses this file: weights_only=True does not allow {what}{called}"
@@ -115,99 +96,24 @@ def _tensor_class(name: str, library: tensor_classes.Library, where: str, offset
     return found("tensor-class", message, where=where, offset=offset, fix=advice, about=name)
 
 
-def _calls(graph: Graph) -> dict[str, list[Call]]:
-    """Map the name of each refused global to its calls in the object, the outermost first."""
-    found_calls: dict[str, list[Call]] = {}
-    if all(weights_only.accepted(weights_only.canonical(node)) for node in graph.globals):
-        return found_calls
-    seen: set[int] = set()
-    queue = deque([graph.root])
-    while queue:
-        node = queue.popleft()
-        if type(node) in (str, int, float, bool, bytes) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if type(node) is Call:
-            if type(node.func) is Global:
-                found_calls.setdefault(weights_only.canonical(node.func), []).append(node)
-            queue += [node.func, node.args, node.kwargs, node.state]
-            queue += node.elements or ()
-            queue += [part for pair in node.items or () for part in pair]
-        elif type(node) is tuple or type(node) is list:
-            queue += node
-        elif type(node) is PersId:
-            queue.append(node.pid)
-        elif type(node) is Dict:
-            queue += [part for pair in node.items for part in pair]
-        elif type(node) is Set:
-            queue += node.elements
-    return found_calls
-
-
-def _old_strings(graph: Graph, where: str, base: int) -> Iterator[Finding]:
-    """Yield a finding about strings without an encoding; Python 3 fails on those with bytes above 127."""
-    codes = {op.STRING, op.BINSTRING, op.SHORT_BINSTRING} & set(graph.rare)
-    if not codes:
-        return
-    first = min(graph.rare[code] for code in codes)
-    high = -1
-    for opcode in op.walk(graph.data, graph.start, graph.end):
-        if opcode.code not in codes:
-            continue
-        # A length precedes the bytes; STRING is a line of text in which high bytes are written \\x...
-        width = {op.BINSTRING: 4, op.SHORT_BINSTRING: 1}.get(opcode.code, 0)
-        text = graph.data[opcode.arg + width : opcode.end]
-        if not text.isascii() or (not width and b"\\x" in text):
-            high = opcode.start
-            break
-    if high >= 0:
-        yield found("python2-strings", where=where, offset=base + high)
-    else:
-        message = "it has strings as Python 2 wrote them, all ASCII"
-        yield found("python2-strings", message, where=where, offset=base + first, severity="info")
-
-
-def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
-    """Yield findings about strings that are pickles, or files with pickles inside, and contain functions."""
-    # Protocols before 3 write bytes as text, which this function encodes.
-    encoded = any(node.name == "encode" and node.module == "_codecs" for node in graph.globals)
-    if not encoded and not _BYTES & set(graph.rare):
-        return
-    seen = survey(lambda offset, length: graph.data[offset : offset + length], graph.start, graph.end)
-    for inner in seen.inner:
-        data = graph.data[inner.at : inner.at + inner.length]
-        if inner.text:
-            data = data.decode("utf-8", "replace").encode("latin-1", "replace")
-        if names := named_in(data):
-            message = f"a bytes value holds a pickle that contains {names}"
-            yield found("nested-pickle", message, where=where, offset=base + inner.at)
-
-
-def named_in(data: bytes) -> str:
-    """List the refused globals that `data`, a pickle or a file with pickles inside, names; "" for anything else."""
-    return listed(hidden_globals.look_into(Memory(data, ""), "").names)
-
-
 def listed(names: Sequence[str]) -> str:
     """Join names in one line, those that run code first."""
     ordered = sorted(names, key=lambda name: not is_dangerous(name))
     return some(ordered, LISTED)
 
 
-def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Finding]:
-    """Yield a finding about the bytes after the STOP of a pickle whose record ends with `data`."""
-    if end >= len(data):
+def after_stop(parts: PickledObject, where: str, base: int = 0) -> Iterator[Finding]:
+    """Yield a finding about the bytes after the STOP of a pickle that has a record of its own."""
+    rest = on_load.after_stop(parts)
+    if rest is None:
         return
-    rest = len(data) - end
-    names = named_in(data[end:])
-    seen = survey(lambda offset, length: data[offset : offset + length], end, len(data))
-    if not names and not seen.pickles:
-        message = f"{rest:,} bytes follow the end of the pickle"
-        yield found("bytes-after-stop", message, where=where, offset=base + end)
+    if rest.pickled is None:
+        message = f"{rest.length:,} bytes follow the end of the pickle"
+        yield found("bytes-after-stop", message, where=where, offset=base + rest.offset)
         return
-    named = f", and contains {names}" if names else ""
-    message = f"another pickle of {seen.end - end:,} bytes follows the first{named}"
-    yield found("stacked-pickles", message, where=where, offset=base + end)
+    named = f", and contains {listed(rest.names)}" if rest.names else ""
+    message = f"another pickle of {rest.pickled:,} bytes follows the first{named}"
+    yield found("stacked-pickles", message, where=where, offset=base + rest.offset)
 
 
 def hidden(rows: Iterable[Hidden], *, fix: Fix | None = None) -> Iterator[Finding]:
@@ -216,20 +122,15 @@ def hidden(rows: Iterable[Hidden], *, fix: Fix | None = None) -> Iterator[Findin
     for row in rows:
         if (row.place, row.name) not in seen:
             seen.add((row.place, row.name))
-            finding = _global(row.name, row.place, row.offset, row.called)
+            finding = _global(RefusedGlobal(row.name, row.offset, row.called, 0, ""), row.place)
             yield finding.fixed_by(fix) if fix is not None else finding
 
 
-def modules(graph: Graph) -> tuple[str, int] | None:
+def whole_module(parts: PickledObject) -> tuple[str, int] | None:
     """Return (class, offset) of the pickled module that is the object or one of its values; None without one."""
-    candidates = [graph.root, *(value for _, value in pairs(graph.root) or ())]
-    for node in candidates:
-        if type(node) is Call and torch_module.parts_of(node) is not None:
-            return (_class_name(node), node.position)
+    root = parts.root
+    for item in (root, *(value for _, value in pairs_of(root) or ())):
+        if isinstance(item, ObjectValue) and torch_module.is_module(item):
+            cls = item.cls
+            return (cls.full if cls is not None else "an unnamed class", item.offset or 0)
     return None
-
-
-def _class_name(node: Call) -> str:
-    """Return the class of an object, in whichever way the pickle names it."""
-    found = class_of(node)
-    return found.full if found is not None else "an unnamed class"

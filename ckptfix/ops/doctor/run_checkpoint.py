@@ -24,8 +24,13 @@ from ckptfix.formats.runs import (
     RunFolder,
     RunPart,
     SavedStep,
+    is_index_of_shards,
+    is_shard,
+    means_its_folder,
     natural_key,
+    not_written_yet,
     ranks_of,
+    states_ranks,
 )
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.run_report import JudgedCheckpoint, PartState, RunState, RunTrouble
@@ -176,12 +181,9 @@ class ExaminedCheckpoint:
         elif one.folder and not one.members:
             self.add("run-unfinished", brief, "its save was not finished: the folder has no files")
         elif one.folder:
-            above = {path.rpartition("/")[0] for path in one.members if path.endswith(".distcp")}
-            for folder in sorted(above):
-                index = f"{folder}/.metadata".lstrip("/")
-                if index not in one.members:
-                    message = f"its save was not finished: {index} is missing, which is written last"
-                    self.add("run-unfinished", brief, message, index)
+            for last in not_written_yet(one.members):
+                message = f"its save was not finished: {last} is missing, which is written last"
+                self.add("run-unfinished", brief, message, last)
 
     def _parts(self) -> None:
         """Report parts that are missing, and ranks without a file."""
@@ -208,7 +210,7 @@ class ExaminedCheckpoint:
 
     def _ranks(self, part: RunPart) -> None:
         paths = self.files[part.what]
-        if any(_is_of_deepspeed(path) for path in paths):
+        if any(map(states_ranks, paths)):
             return  # the files themselves state how many ranks there are
         own = ranks_of(part, paths)
         if not own:
@@ -243,12 +245,12 @@ class ExaminedCheckpoint:
             return
         seen: set[str] = set()
         of_parts = [(path, part) for part in self.run.layout.parts for path in self._paths(part)]
-        indexed = {path.rpartition("/")[0] for path, _ in of_parts if path.endswith(".index.json")}
+        indexed = {path.rpartition("/")[0] for path, _ in of_parts if is_index_of_shards(path)}
         for path, part in of_parts:
             folder, _, name = path.rpartition("/")
-            if name == ".metadata" or _is_of_deepspeed(path):
+            if means_its_folder(path):
                 within = folder
-            elif folder in indexed and re.search(r"-\d{5}-of-\d{5}\.", name):
+            elif folder in indexed and is_shard(name):
                 continue  # the index names it
             elif not name.endswith((*CHECKPOINTS, ".pkl", ".json")):
                 continue
@@ -264,7 +266,7 @@ class ExaminedCheckpoint:
 
     def _judge(self, unit: _Unit) -> None:
         """Report the damage of a file or folder."""
-        if unit.within.endswith(".json") and not unit.within.endswith(".index.json"):
+        if unit.within.endswith(".json") and not is_index_of_shards(unit.within):
             if json_object(unit.path) is None:
                 self._report(unit, unit.within, "damaged", "is not a JSON object")
             return
@@ -374,7 +376,7 @@ class ExaminedCheckpoint:
 
     def _pointers(self) -> None:
         """Report a pointer inside the checkpoint that names nothing in it."""
-        folders = {path.partition("/")[0] for path in self.one.members if _is_of_deepspeed(path)}
+        folders = {path.partition("/")[0] for path in self.one.members if states_ranks(path)}
         for row in self.run.pointers:
             if row.place != self.one.path or row.tag in folders:
                 continue
@@ -400,10 +402,6 @@ class ExaminedCheckpoint:
 def _is_far(number: int, named: int) -> bool:
     """Return whether a scheduler's count differs by more than the steps that mixed precision skips."""
     return not 0 <= named - number <= max(SLACK[0], named // SLACK[1])
-
-
-def _is_of_deepspeed(path: str) -> bool:
-    return path.endswith(("_model_states.pt", "_optim_states.pt")) and "layer_" not in path
 
 
 def _same(path: str) -> str:

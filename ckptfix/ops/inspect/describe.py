@@ -198,8 +198,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
             storages[entry.storage.identity] = entry.storage.nbytes
     program = format_of(checkpoint).program
     parts = None if program else maybe_pickled_object(checkpoint)
-    graph = None if parts is None else parts.graph
-    found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
+    found = [] if parts is None else parts.global_names()
     edits = count_edits(checkpoint)
     parameters = _parameters(checkpoint)
     return Inspection(
@@ -216,7 +215,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         wrappers=_wrappers(checkpoint),
         state_dicts=checkpoint.state_dicts,
         globals=tuple((name, trusted.accepted(name)) for name in found),
-        weights_only=trusted.refusal(graph) if graph else PROGRAM if program else None,
+        weights_only=parts.refusal() if parts is not None else PROGRAM if program else None,
         metadata=checkpoint.metadata,
         findings=(*checkpoint.findings, *choose.remarks(checkpoint)),
         entries=entries,

@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry
-from ckptfix.commands import command
-from ckptfix.errors import Unsupported
 from ckptfix.formats import format_of, weights_of
 from ckptfix.formats.safetensors.ties import TIE_KEYS
-from ckptfix.formats.shards.edit import plan_rows
-from ckptfix.formats.shards.format import layout_of
 from ckptfix.ops.rename.transform import StateDictChange
 
 
@@ -19,21 +15,16 @@ def plan(checkpoint: Checkpoint, site: StateDictChange, dest: str) -> Plan:
     """Plan the checkpoint with the rows of its one state dict.
 
     Raises:
-        Unsupported: the shards are torch files, or slices.
         WouldLoseData: the format cannot hold a tensor.
     """
     format = format_of(checkpoint)
-    if format.folder and format.sized is None:
-        way = command("convert", checkpoint.path, "OUT")
-        message = f"{format.title}: only safetensors shards allow tensors to be split and joined"
-        raise Unsupported(message, path=checkpoint.path, hint=f"run `{way} --to hf` first, and edit the result")
     untouched = {entry.key: entry for entry in weights_of(checkpoint, site.at)}
     rows: list[tuple[str, TensorEntry]] = []
     for key, (name, entry) in site.after():
         rows.append((key, replace(untouched[key] if entry is None else entry, key=name, at="")))
     pairs = _pairs(checkpoint)
-    if format.folder:
-        return plan_rows(layout_of(checkpoint), rows, dest, pairs)
+    if format.plan_rows is not None:
+        return format.plan_rows(checkpoint, rows, dest, pairs)
     kept, metadata, findings = format.split_ties([entry for _, entry in rows])
     if format.plan_like is not None:
         made = format.plan_like(checkpoint, kept, dest, {**pairs, **metadata})

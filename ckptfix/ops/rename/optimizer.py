@@ -8,57 +8,51 @@ that are joined. Anything else is refused by name, because a factored or quantiz
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 
-from ckptfix.checkpoint import Checkpoint, Storage, TensorEntry, same_place
+from ckptfix.checkpoint import Storage, TensorEntry, same_place
 from ckptfix.checkpoint.address import join
+from ckptfix.checkpoint.tree import Item, ListValue, TensorValue, Value, identity, label, listed, pairs_of
 from ckptfix.commands import command
 from ckptfix.errors import Refused
-from ckptfix.formats.torch.tensors import is_tensor
+from ckptfix.formats.object_edit import ObjectEdit
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_chunks
 from ckptfix.names import no_weights
 from ckptfix.names.rulefile import several
 from ckptfix.names.slots import Slot
 from ckptfix.ops.rename.groups import TensorGroup
-from ckptfix.ops.rename.objects import Rewriting, optimizers, rows_of
+from ckptfix.ops.rename.objects import optimizers, rows_of
 from ckptfix.ops.rename.transform import StateDictChange, TransformedTensors
-from ckptfix.pickles import Call, Dict
-from ckptfix.pickles.graph import Node, label, pairs
 from ckptfix.words import plural
 
 Key = int | str
 
 
-def follow(checkpoint: Checkpoint, rewriting: Rewriting, made: TransformedTensors) -> int:
+def follow(edit: ObjectEdit, made: TransformedTensors) -> int:
     """Update every optimizer of the object; return how many of its parameters changed their number, name or state.
 
     Raises:
         Refused: a state of an optimizer cannot follow, or its parameter is unknown.
     """
     changed = 0
-    for at, node in optimizers(rewriting.root):
-        changed += _Optimizer(checkpoint, rewriting, made, at, node).follow()
+    for at, item in optimizers(edit.root):
+        changed += _Optimizer(edit, made, at, item).follow()
     return changed
 
 
 class _Optimizer:
     """One optimizer's state."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, rewriting: Rewriting, made: TransformedTensors, at: str, node: Node
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._rewriting = rewriting
+    def __init__(self, edit: ObjectEdit, made: TransformedTensors, at: str, item: Item) -> None:
+        self._checkpoint = edit.checkpoint
+        self._edit = edit
         self._made = made
         self._at = at
-        rows = rows_of(node)
+        rows = rows_of(item)
         self._state = rows["state"]
-        groups = rows["param_groups"]
-        assert isinstance(groups, (list, tuple))
-        self._groups = list(groups)
-        self._ids = [list(_listed(rows_of(group).get("params"))) for group in self._groups]
+        self._groups = listed(rows["param_groups"])
+        self._ids = [_keys(rows_of(group).get("params")) for group in self._groups]
 
     def follow(self) -> int:
         everything = [key for ids in self._ids for key in ids]
@@ -68,38 +62,33 @@ class _Optimizer:
         if site is None or all(site.rows.get(name, [(name, None)]) == [(name, None)] for name in names.values()):
             return 0
         numbers = self._numbered(everything)
-        state = {label(key): (key, value) for key, value in pairs(self._state) or ()}
-        fresh: list[tuple[Node, Node]] = []
+        state = rows_of(self._state)
+        fresh: list[tuple[Item, Item]] = []
         number = 0
         changed = 0
         for group, ids in zip(self._groups, self._ids, strict=True):
-            new_ids: list[Node] = []
-            new_names: list[Node] = []
+            new_ids: list[Item] = []
+            new_names: list[Item] = []
             for key in ids:
                 for name, value in self._rows(site, names, key, ids, state):
-                    new: Node = number if numbers else name
+                    new: Key = number if numbers else name
                     number += 1
-                    changed += new != key or value is not state.get(label(key), (None, None))[1]
+                    changed += new != key or identity(value) != identity(state.get(label(key)))
                     new_ids.append(new)
                     new_names.append(name)
                     if value is not None:
                         fresh.append((new, value))
             self._replace_group(group, new_ids, new_names)
-        holder = copy(self._state)
-        if isinstance(holder, Dict | Call):
-            known = {label(key) for key in everything}
-            # States that do not belong to a parameter stay (Adafactor's counters under other keys).
-            fresh += [(key, value) for key, value in pairs(self._state) or () if label(key) not in known]
-            holder.items = fresh
-            self._rewriting.replace(self._state, holder)
+        known = {label(key) for key in everything}
+        # States that do not belong to a parameter stay (Adafactor's counters under other keys).
+        fresh += [(key, value) for key, value in pairs_of(self._state) or () if label(key) not in known]
+        self._edit.replace(self._state, self._edit.with_rows(self._state, fresh))
         return changed
 
-    def _replace_group(self, group: Node, ids: list[Node], names: list[Node]) -> None:
-        made = copy(group)
-        assert isinstance(made, Dict | Call) and made.items is not None
-        new = {"params": ids, "param_names": names}
-        made.items = [(key, new.get(label(key), value)) for key, value in made.items]
-        self._rewriting.replace(group, made)
+    def _replace_group(self, group: Item, ids: list[Item], names: list[Item]) -> None:
+        new = {"params": self._edit.listing(ids), "param_names": self._edit.listing(names)}
+        rows = [(key, new.get(label(key), value)) for key, value in pairs_of(group) or ()]
+        self._edit.replace(group, self._edit.with_rows(group, rows))
 
     def _numbered(self, everything: Sequence[Key]) -> bool:
         """Return whether parameters are numbered; torch numbers them from 0 on, through all groups."""
@@ -135,7 +124,7 @@ class _Optimizer:
             return {key: str(key) for key in everything}
         made: dict[Key, str] = {}
         for group, ids in zip(self._groups, self._ids, strict=True):
-            names = _listed(rows_of(group).get("param_names"))
+            names = _keys(rows_of(group).get("param_names"))
             if len(names) != len(ids):
                 return None
             made |= {key: str(name) for key, name in zip(ids, names, strict=True)}
@@ -172,12 +161,12 @@ class _Optimizer:
         names: Mapping[Key, str],
         key: Key,
         ids: Sequence[Key],
-        state: Mapping[str, tuple[Node, Node]],
-    ) -> Iterator[tuple[str, Node]]:
+        state: Mapping[str, Item],
+    ) -> Iterator[tuple[str, Item]]:
         """Yield the parameters that replace one: the name of each, and its state."""
         name = names[key]
         group = site.members.get(name)
-        own = state.get(label(key), (None, None))[1]
+        own = state.get(label(key))
         if group is None or not group.rule.new:
             if group is not None:
                 self._leave_out(key)
@@ -196,55 +185,56 @@ class _Optimizer:
         if elsewhere:
             raise self._refused(f"{several([name, *elsewhere])} are not all in one parameter group", group)
         keys = [number for number in members if number is not None]
-        yield from self._states(site, group, keys, [state.get(label(number), (None, None))[1] for number in keys])
+        yield from self._states(site, group, keys, [state.get(label(number)) for number in keys])
 
     def _leave_out(self, key: Key) -> None:
         self._made.dropped += [entry.name for entry in self._checkpoint.entries_at(self._address(key))]
 
     def _states(
-        self, site: StateDictChange, group: TensorGroup, keys: Sequence[Key], states: Sequence[Node]
-    ) -> Iterator[tuple[str, Node]]:
+        self, site: StateDictChange, group: TensorGroup, keys: Sequence[Key], states: Sequence[Item]
+    ) -> Iterator[tuple[str, Item]]:
         names = [row[0] for row in site.rows[next(key for key in group.old() if key in site.groups)]]
-        there = [node for node in states if node is not None]
+        there = [item for item in states if item is not None]
         if not there:
             yield from ((name, None) for name in names)
             return
-        fields = [[label(field) for field, _ in pairs(node) or ()] for node in states]
+        fields = [list(rows_of(item)) for item in states]
         if any(sorted(own) != sorted(fields[0]) for own in fields):
             raise self._refused(f"it does not keep the same states for all of {several(group.old())}", group)
-        made: list[list[tuple[Node, Node]]] = [[] for _ in names]
+        made: list[list[tuple[Item, Item]]] = [[] for _ in names]
         for field in fields[0]:
             for part, value in enumerate(self._field(site, group, keys, states, field, len(names))):
                 made[part].append((field, value))
         for name, items in zip(names, made, strict=True):
-            new = Dict()
-            new.items = items
-            yield name, new
+            yield name, self._edit.mapping(items)
 
     def _field(
         self,
         site: StateDictChange,
         group: TensorGroup,
         keys: Sequence[Key],
-        states: Sequence[Node],
+        states: Sequence[Item],
         field: str,
         parts: int,
-    ) -> list[Node]:
+    ) -> list[Item]:
         """Return one state of the new parameters, computed from that of the old ones."""
-        values = [rows_of(node)[field] for node in states]
-        if not any(map(is_tensor, values)):
-            if any(value != values[0] or isinstance(value, Dict | Call | list) for value in values):
+        values = [rows_of(item)[field] for item in states]
+        if not any(isinstance(value, TensorValue) for value in values):
+            if any(_shared(value) != _shared(values[0]) or _shared(value) is _APART for value in values):
                 raise self._refused(f"{field} is not the same for all of {several(group.old())}", group)
             return [values[0]] * parts
         entries = [self._entry(key, field) for key in keys]
         params = [site.entries[name] for name in group.old()]
         if all(entry.shape == param.shape for entry, param in zip(entries, params, strict=True)):
             rows = self._made.arranged(group, entries)
-            return [self._rewriting.value((field, entry), None) for _, entry in rows]
+            return [self._value(entry) for _, entry in rows]
         if all(entry.numel == 1 for entry in entries):
             return self._copies(group, field, entries, parts)
         shape, whole = list(entries[0].shape), list(params[0].shape)
         raise self._refused(f"{field} of {params[0].key} has shape {shape}, but its parameter has {whole}", group)
+
+    def _value(self, entry: TensorEntry | None) -> Item:
+        return None if entry is None else self._edit.tensor(entry)
 
     def _entry(self, key: Key, field: str) -> TensorEntry:
         found = next((one for one in self._checkpoint.entries_at(self._address(key)) if one.key == field), None)
@@ -252,7 +242,7 @@ class _Optimizer:
             raise self._refused(f"{join(self._address(key), field)} cannot be read")
         return found
 
-    def _copies(self, group: TensorGroup, field: str, entries: Sequence[TensorEntry], parts: int) -> list[Node]:
+    def _copies(self, group: TensorGroup, field: str, entries: Sequence[TensorEntry], parts: int) -> list[Item]:
         """Copy one number that is kept for each parameter, to a separate tensor for each new one."""
         values = {b"".join(read_chunks(row_major(entry, self._checkpoint.byteorder))) for entry in entries}
         if len(values) > 1:
@@ -267,7 +257,7 @@ class _Optimizer:
         for entry in entries:
             self._made.made[entry.name] = tuple(rows)
             self._made.partly.add(entry.name)
-        return [self._rewriting.value((field, row), None) for row in rows]
+        return [self._value(row) for row in rows]
 
     def _refused(self, message: str, group: TensorGroup | None = None) -> Refused:
         path = self._checkpoint.path
@@ -286,8 +276,19 @@ def _is_moment(shape: Sequence[int], whole: Sequence[int]) -> bool:
     return tuple(shape) in (tuple(whole[:-1]), (*whole[:-2], *whole[-1:]))
 
 
-def _listed(node: Node) -> Sequence[Key]:
-    return [one for one in node if isinstance(one, int | str)] if isinstance(node, (list, tuple)) else []
+def _keys(item: Item) -> list[Key]:
+    """Return the numbers and names in a list of parameters."""
+    return [one for one in listed(item) if isinstance(one, int | str)]
+
+
+_APART = object()
+
+
+def _shared(item: Item) -> object:
+    """Return what two parameters must have in common to share a state: a leaf or a tuple; `_APART` for others."""
+    if isinstance(item, ListValue) and item.kind == "tuple":
+        return tuple(item)
+    return _APART if isinstance(item, Value) else item
 
 
 def is_buffer(entry: TensorEntry) -> bool:

@@ -6,18 +6,20 @@ from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, Plan, same_place
 from ckptfix.checkpoint.address import join
-from ckptfix.errors import CkptfixError, NoSuchFile, StrPath, file_name
+from ckptfix.commands import command
+from ckptfix.errors import CkptfixError, NoSuchFile, StrPath, Unsupported, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats import states
+from ckptfix.formats import format_of, states
 from ckptfix.formats.base import refuse_truncated
+from ckptfix.formats.object_edit import ObjectEdit
 from ckptfix.io.system import text_of
 from ckptfix.names import typed
 from ckptfix.names.rulefile import Rules, read
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import chosen_sites, refuse_damaged
 from ckptfix.ops.rename import flattened, optimizer
-from ckptfix.ops.rename.objects import Rewriting
+from ckptfix.ops.rename.objects import edit_site
 from ckptfix.ops.rename.sites import NameChange, Renames
 from ckptfix.ops.rename.transform import TransformedTensors
 from ckptfix.words import plural, some
@@ -68,6 +70,14 @@ class Transformed:
     findings: tuple[Finding, ...]
 
 
+def _refuse_folder(checkpoint: Checkpoint) -> None:
+    format = format_of(checkpoint)
+    if format.folder and not (format.recode if "objects" in format.states else format.writes):
+        way = command("convert", checkpoint.path, "OUT")
+        message = f"{format.title}: only safetensors shards allow tensors to be split and joined"
+        raise Unsupported(message, path=checkpoint.path, hint=f"run `{way} --to hf` first, and edit the result")
+
+
 def transformed(
     checkpoint: Checkpoint,
     rules: Rules,
@@ -87,7 +97,9 @@ def transformed(
         NoSuchTensor: no rule matches.
         Refused: a line does not fit; the error names the line and the tensor.
         KeyConflict: two keys would get the same name.
+        Unsupported: a folder of torch files or of slices is written only with the same tensors.
     """
+    _refuse_folder(checkpoint)
     refuse_truncated(checkpoint)
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
@@ -98,10 +110,10 @@ def transformed(
         made.add(checkpoint, site, {key: names.get(key, key) for key in site.names})
     references = flattened.follow(checkpoint, made)
     if states(checkpoint, "objects"):
-        rewriting = Rewriting(checkpoint)
-        references += sum(rewriting.site(site) for site in made.sites)
-        references += optimizer.follow(checkpoint, rewriting, made)
-        plan = rewriting.plan(dest)
+        edit = ObjectEdit(checkpoint)
+        references += sum(edit_site(edit, site) for site in made.sites)
+        references += optimizer.follow(edit, made)
+        plan = edit.plan(dest)
     else:
         # Few calls need these formats, and the others start faster without this import.
         from ckptfix.ops.rename import named

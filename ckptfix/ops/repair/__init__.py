@@ -16,6 +16,7 @@ from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused, StrPath, about, file_name
 from ckptfix.formats.base import Format
+from ckptfix.formats.repairs import LostTensor, Repair
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names.groups import collapse, shown
@@ -25,10 +26,9 @@ from ckptfix.ops.hazards import is_harmless
 from ckptfix.ops.layers import ScratchFolder
 from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
+from ckptfix.ops.repair.folder import becomes_folder
 from ckptfix.ops.repair.open import repair as planned
-from ckptfix.ops.repair.shards import is_sharded
 from ckptfix.ops.repair.survivors import survivors
-from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
     LOSSES,
@@ -122,7 +122,7 @@ def repair(
     beside = [path for path in (fill_from, target) if path is not None]
     inputs: list[StrPath] = [path for path in beside if found_as(file_name(path)) == "file"]
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    many = is_sharded(file_name(source))
+    many = becomes_folder(formats.folder_format(file_name(source)))
     if many and found_as(file_name(source)) != "folder":
         inputs.append(as_path(source).parent)
     with ExitStack() as stack:

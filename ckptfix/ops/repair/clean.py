@@ -11,43 +11,42 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import ByteRange, Data
+from ckptfix.checkpoint.tree import (
+    Item,
+    ListValue,
+    MapValue,
+    ObjectValue,
+    ReferenceValue,
+    StorageValue,
+    TensorValue,
+    Value,
+    every_value,
+    identity,
+)
 from ckptfix.errors import CkptfixError
 from ckptfix.findings import table
-from ckptfix.findings.row import Finding
-from ckptfix.formats.torch import weights_only
+from ckptfix.formats.loading import hidden_globals as scan_inside
+from ckptfix.formats.loading.hidden_globals import LIMIT, HiddenContents
+from ckptfix.formats.repairs import LeftOut
+from ckptfix.formats.torch.damaged.object import DamagedObject
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
-from ckptfix.formats.torch.object import TorchObject
-from ckptfix.formats.torch.tree import value_of
 from ckptfix.io.layers import Memory, WindowSource
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
-from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops.hazards import in_texts
-from ckptfix.ops.hidden_globals import LIMIT, HiddenContents
-from ckptfix.pickles import Call, Dict, PersId
-from ckptfix.pickles.graph import Node
-from ckptfix.pickles.reemit import children_to_write, every_node
 
 MOST_PLACES = 3
 """Addresses that a finding lists per function."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A part left out because it can run code: the function or the record that it names, and the finding."""
-
-    name: str
-    finding: Finding
-
-
 @dataclass(slots=True)
 class Cleaned:
-    """The parts of an object that are left out.
+    """The parts of an object that are left out; values are named by their `identity`.
 
     Attributes:
-        gone: ``id`` of nodes that are written as None, or not written where they are the value of a dict.
-        items: ``id`` of a dict -> indices of its items whose key or value is gone.
-        kept: ``id`` of every node that is still in the object; None when nothing is left out.
+        gone: values that are written as None, or not written where they are the value of a dict.
+        items: a dict -> positions of its items whose key or value is gone.
+        kept: every value that is still in the object; None when nothing is left out.
         findings: the functions, each with the addresses of the values that they make.
     """
 
@@ -56,27 +55,25 @@ class Cleaned:
     kept: set[int] | None = None
     findings: list[LeftOut] = field(default_factory=list)
 
-    def lost(self, node: Node) -> bool:
-        return self.kept is not None and id(node) not in self.kept
+    def lost(self, value: int) -> bool:
+        return self.kept is not None and value not in self.kept
 
 
-def clean(found: TorchObject) -> Cleaned:
+def clean(found: DamagedObject) -> Cleaned:
     """Find the code in an object, and everything that it makes."""
-    graph = found.graph
-    called = {id(node): weights_only.canonical(node) for node in graph.globals}
-    names = {node: name for node, name in called.items() if is_dangerous(name)}
-    names |= in_texts(value_of(graph.root))
+    root = found.root
+    names = {value: name for value, name, _ in found.globals() if is_dangerous(name)} | in_texts(root)
     if not names:
         return Cleaned()
     made_by = dict(names)
-    _spread(graph.root, made_by)
+    _spread(root, made_by)
     out = Cleaned(set(made_by))
-    for node in every_node(graph.root):
-        rows = node.items if type(node) is Dict or type(node) is Call else None
-        places = {place for place, row in enumerate(rows or ()) if any(id(part) in out.gone for part in row)}
+    for value in every_value(root):
+        rows = _written(value)
+        places = {place for place, row in enumerate(rows) if any(identity(part) in out.gone for part in row)}
         if places:
-            out.items[id(node)] = places
-    out.kept = set(_reached(graph.root, out))
+            out.items[value.identity] = places
+    out.kept = found.still_written(out.gone, out.items)
     out.findings += _findings(found, names, made_by)
     return out
 
@@ -85,55 +82,53 @@ def _bad(inside: HiddenContents) -> str:
     return next((name for name in inside.names if is_dangerous(name)), "")
 
 
-def _spread(root: Node, made_by: dict[int, str]) -> None:
-    """Add every call and reference that has one of the nodes as its function or as an argument."""
-    users: dict[int, list[Node]] = {}
-    for node in every_node(root):
-        if type(node) is Call:
-            args = node.args if type(node.args) is tuple else (node.args,)
-            for part in (node.func, *args):
-                users.setdefault(id(part), []).append(node)
-        elif type(node) is PersId:
-            for part in node.pid if type(node.pid) is tuple else (node.pid,):
-                users.setdefault(id(part), []).append(node)
+def _written(value: Value) -> Iterable[tuple[Item, Item]]:
+    """Return the items of a mapping, as they were written."""
+    if isinstance(value, MapValue):
+        return value.written()
+    call = value.call if isinstance(value, TensorValue) else value
+    return (call.items or ()) if isinstance(call, ObjectValue) else ()
+
+
+def _spread(root: Item, made_by: dict[int, str]) -> None:
+    """Add every object and reference that has one of the values as its function or as an argument."""
+    users: dict[int, list[int]] = {}
+    for value in every_value(root):
+        for part in _consumed(value):
+            users.setdefault(identity(part), []).append(value.identity)
     queue = list(made_by)
     while queue:
         place = queue.pop()
         for user in users.get(place, ()):
-            if id(user) not in made_by:
-                made_by[id(user)] = made_by[place]
-                queue.append(id(user))
+            if user not in made_by:
+                made_by[user] = made_by[place]
+                queue.append(user)
 
 
-def _reached(root: Node, out: Cleaned) -> Iterator[int]:
-    """Yield ``id`` of every node that is still in the object."""
-    seen: set[int] = set()
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if id(node) in out.gone or id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield id(node)
-        without = out.items.get(id(node), ())
-        if without:
-            items = node.items if type(node) is Dict or type(node) is Call else None
-            rows = [row for place, row in enumerate(items or ()) if place not in without]
-            stack += [part for row in rows for part in row]
-            if type(node) is Call:
-                stack += [node.func, node.args, node.kwargs, node.state, *(node.elements or ())]
-        else:
-            stack += children_to_write(node)
+def _consumed(value: Value) -> Iterator[Item]:
+    """Yield what makes a value: the function and the arguments of an object, the fields of a reference."""
+    call = value.call if isinstance(value, TensorValue) else value
+    if isinstance(call, ObjectValue):
+        yield call.maker
+        yield from _inside(call.args)
+    elif isinstance(value, ReferenceValue | StorageValue):
+        for part in value.parts():
+            yield from _inside(part)
 
 
-def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]) -> Iterator[LeftOut]:
+def _inside(item: Item) -> Iterable[Item]:
+    """Return the items of a tuple; otherwise the item itself."""
+    return item if isinstance(item, ListValue) and item.kind == "tuple" else (item,)
+
+
+def _findings(found: DamagedObject, names: dict[int, str], made_by: dict[int, str]) -> Iterator[LeftOut]:
     """Yield a finding for each function, with the first addresses that hold what it makes."""
     places: dict[str, list[str]] = {name: [] for name in dict.fromkeys(names.values())}
-    for at, node in found.values:
-        name = made_by.get(id(node))
+    for at, value in found.addresses():
+        name = made_by.get(value)
         if name is not None and at not in places[name]:
             places[name].append(at)
-    starts = {weights_only.canonical(node): node.start for node in reversed(found.graph.globals)}
+    starts = {name: start for _, name, start in reversed([*found.globals()])}
     for name, several in places.items():
         shown = ", ".join(several[:MOST_PLACES])
         more = f" and {len(several) - MOST_PLACES} more places" if len(several) > MOST_PLACES else ""

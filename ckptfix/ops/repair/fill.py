@@ -172,3 +172,28 @@ def with_data(entry: TensorEntry, data: Data) -> TensorEntry:
     """Return `entry`, contiguous, over `data`."""
     storage = Storage(entry.key, entry.dtype, data.length, "cpu", data)
     return replace(entry, storage=storage, offset=0)
+
+
+def taken_from(donor: Donor | None) -> str:
+    """Describe the replacement of a tensor that came from a different file, for `LostTensor.filled`."""
+    return f"the tensor of {donor.path if donor else ''}"
+
+
+class Filling:
+    """Replacements of the lost tensors of `checkpoint`."""
+
+    def __init__(self, checkpoint: Checkpoint, fill: Fill | None, donor: Donor | None) -> None:
+        self._allowance = Allowance(checkpoint.path, checkpoint.size)
+        self._fill = fill
+        self._donor = donor
+
+    def of(self, entry: TensorEntry) -> tuple[Data | None, str, bool]:
+        """Return (bytes, description, whether all come from the donor); the bytes are None for a tensor left out."""
+        other = self._donor.entry(entry.name) if self._donor is not None else None
+        if other is not None and other.kind == "dense" and (other.shape, other.dtype) == (entry.shape, entry.dtype):
+            return row_major(other, "little"), taken_from(self._donor), True
+        if self._fill is None:
+            return None, "", False
+        self._allowance.take(entry.nbytes, entry.name)
+        data, what = constant(self._fill, [Leaf(entry.name, entry)], entry.nbytes, "little")
+        return data, what, False

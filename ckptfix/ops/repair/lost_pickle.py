@@ -10,11 +10,11 @@ from itertools import islice
 from ckptfix.checkpoint import OutputFile, Plan, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.errors import DamagedFile, NoMatch
 from ckptfix.findings.table import found
+from ckptfix.formats.repairs import LostTensor, Repair
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import zip_layout
 from ckptfix.names.slots import Slot
 from ckptfix.ops.repair.remains import Wreck
-from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.ops.target.targets import ExpectedModel
 
 LISTED = 12

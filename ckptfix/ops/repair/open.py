@@ -11,9 +11,8 @@ from dataclasses import replace
 from ckptfix.checkpoint import Checkpoint, FileVersion
 from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.findings.row import Finding
-from ckptfix.formats import FORMATS, base, format_of, open_checkpoint
-from ckptfix.formats.dcp import format as dcp
-from ckptfix.formats.dcp.part import refuse_part
+from ckptfix.formats import FORMATS, base, folder_format, format_of, open_checkpoint, refuse_part
+from ckptfix.formats.repairs import Repair
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
@@ -22,14 +21,12 @@ from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, mark, open_source
 from ckptfix.ops import rank_shards
 from ckptfix.ops.layers import Folder, unwrap
-from ckptfix.ops.repair.dcp import repair_dcp
 from ckptfix.ops.repair.fill import Fill
+from ckptfix.ops.repair.folder import repair_folder
 from ckptfix.ops.repair.lost_pickle import repair_raw
-from ckptfix.ops.repair.rank_files import repair_joined
 from ckptfix.ops.repair.remains import IntactStorage, Wreck, read_folder, read_legacy, read_zip
 from ckptfix.ops.repair.safetensors import repair_safetensors
-from ckptfix.ops.repair.shards import is_sharded, repair_shards
-from ckptfix.ops.repair.torch import Repair, repair_torch
+from ckptfix.ops.repair.torch import repair_torch
 from ckptfix.ops.target.targets import ExpectedModel
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.archive_sequence import WINDOW
@@ -64,7 +61,7 @@ def repair(
     donor: Checkpoint | None = None,
     like: ExpectedModel | None = None,
 ) -> Repair:
-    """Plan what can be saved of the file, unzipped folder or sharded checkpoint `path`; see `looked_at_once`.
+    """Plan what can be saved of the file, unzipped folder or checkpoint of many files `path`; see `looked_at_once`.
 
     Arguments and errors as for `planned`.
     """
@@ -85,7 +82,7 @@ def planned(
     donor: Checkpoint | None = None,
     like: ExpectedModel | None = None,
 ) -> Repair:
-    """Plan what can be saved of the file, unzipped folder or sharded checkpoint `path`.
+    """Plan what can be saved of the file, unzipped folder or checkpoint of many files `path`.
 
     Args:
         folder: returns the folder for unpacked files; the plan points there.
@@ -98,18 +95,22 @@ def planned(
         DamagedFile: nothing in it can be saved.
         Refused: it has no tensors, and never had any.
     """
-    if is_sharded(path):
-        return repair_shards(path, lambda shard: planned(shard, folder, fill=fill, donor=donor))
+    many = folder_format(path)
     notes: tuple[Finding, ...] = ()
     name = path
-    if found_as(path) != "folder":
+    if many is None and found_as(path) != "folder":
         refuse_part(path)
         if not _is_program(path):
             path, notes = unwrap(path, folder)
     # This comes before the repair, so that only one of the two holds the object at a time.
-    piece = tuple(_piece(path))
+    piece = tuple(_piece(path)) if many is None else ()
     try:
-        done = _repair(path, fill, donor, like)
+        if many is not None:
+            done = repair_folder(
+                path, many, lambda file: planned(file, folder, fill=fill, donor=donor), fill=fill, donor=donor
+            )
+        else:
+            done = _repair(path, fill, donor, like)
     except DamagedFile as error:
         error.path = name
         raise
@@ -146,10 +147,6 @@ def _without_tensors(path: str, done: Repair) -> Refused:
 
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: ExpectedModel | None) -> Repair:
     if found_as(path) == "folder":
-        if dcp.score(path, b"", 0):
-            return repair_dcp(path, fill=fill, donor=donor)
-        if any(format.score(path, b"", 0) for format in FORMATS.of(folder=True)):
-            return repair_joined(path, fill=fill, donor=donor)
         return _of_wreck(read_folder(path), fill, donor, like)
     with open_source(path) as reader:
         size = reader.size

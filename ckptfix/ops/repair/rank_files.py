@@ -12,35 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck, TensorEntry
 from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.errors import CkptfixError
-from ckptfix.formats import FORMATS, open_checkpoint
-from ckptfix.formats.folders.assembly import Assembly
-from ckptfix.formats.torch.common import pickled_object
+from ckptfix.formats import FORMATS
+from ckptfix.formats.folders.assembly import without
+from ckptfix.formats.repairs import LostTensor, Repair
 from ckptfix.io import background_checks
-from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_from
 from ckptfix.io.virtual_files import checks_of, is_spliced
-from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
-from ckptfix.ops.repair.torch import LostTensor, Repair, taken_from
-from ckptfix.pickles import Call, Dict
-from ckptfix.pickles.graph import Node, labels
-from ckptfix.pickles.places import NodesByAddress
+from ckptfix.ops.repair.fill import Donor, Fill, Filling
 from ckptfix.urls import as_path
 
 FORMAT = "zip"
-
-
-def repair_joined(path: str, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
-    """Plan one torch file of the intact tensors of the checkpoint at `path`.
-
-    Raises:
-        DamagedFile: nothing lists the tensors that there were.
-    """
-    checkpoint = open_checkpoint(path)
-    found = {entry.name: why for entry, why in _lost(checkpoint.entries)}
-    # A missing file may hold data that nothing lists, such as optimizer states: they are lost too.
-    missing = [] if found else [finding for finding in checkpoint.findings if finding.id == "missing-rank"]
-    losses = [LostTensor(finding.where, None, "", finding.message) for finding in missing]
-    return mended(checkpoint, found, losses, fill=fill, donor=donor)
 
 
 def mended(
@@ -58,12 +39,9 @@ def mended(
         losses: further losses, which are not in the checkpoint.
         fill, donor: replacements of lost tensors; see `repair_torch`.
     """
-    root = pickled_object(checkpoint).graph.root
-    node_at = NodesByAddress(root)
-    assembly = Assembly()
-    filling = _Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
-    replaced: dict[int, Node] = {}
-    gone: dict[str, set[str]] = {}
+    filling = Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
+    replaced: list[tuple[TensorEntry, Data]] = []
+    gone: list[TensorEntry] = []
     rows = list(losses)
     for entry in checkpoint.entries:
         why = lost.get(entry.name)
@@ -72,42 +50,17 @@ def mended(
         data, what, taken = filling.of(entry)
         rows.append(LostTensor(entry.name, entry.shape, entry.dtype, why, what, taken))
         if data is None:
-            gone.setdefault(entry.at, set()).add(entry.key)
+            gone.append(entry)
         else:
-            replaced[id(node_at(entry.name))] = assembly.tensor(assembly.storage(data), entry.dtype, entry.shape)
-    for at, names in gone.items():
-        _drop(node_at(at), names)
-    adopted = assembly.adopt(root, pickled_object(checkpoint).storages, "", replaced=replaced)
-    whole = assembly.checkpoint(
-        adopted, checkpoint.path, format=checkpoint.format, files=checkpoint.files, traits=checkpoint.traits
-    )
+            replaced.append((entry, data))
+    whole = without(checkpoint, gone, replaced)
     recode = FORMATS[FORMAT].recode
     assert recode is not None
     kept = tuple(entry for entry in whole.entries if entry.name not in lost)
     return Repair(FORMAT, kept, tuple(rows), (), lambda dest: recode(whole, dest))
 
 
-class _Filling:
-    """Replacements of lost tensors."""
-
-    def __init__(self, checkpoint: Checkpoint, fill: Fill | None, donor: Donor | None) -> None:
-        self._allowance = Allowance(checkpoint.path, checkpoint.size)
-        self._fill = fill
-        self._donor = donor
-
-    def of(self, entry: TensorEntry) -> tuple[Data | None, str, bool]:
-        """Return (bytes, description, whether all come from the donor); the bytes are None for a tensor left out."""
-        other = self._donor.entry(entry.name) if self._donor is not None else None
-        if other is not None and other.kind == "dense" and (other.shape, other.dtype) == (entry.shape, entry.dtype):
-            return row_major(other, "little"), taken_from(self._donor), True
-        if self._fill is None:
-            return None, "", False
-        self._allowance.take(entry.nbytes, entry.name)
-        data, what = constant(self._fill, [Leaf(entry.name, entry)], entry.nbytes, "little")
-        return data, what, False
-
-
-def _lost(entries: Iterable[TensorEntry]) -> Iterable[tuple[TensorEntry, str]]:
+def lost_tensors(entries: Iterable[TensorEntry]) -> Iterable[tuple[TensorEntry, str]]:
     """Yield each tensor that is not intact, and why; every byte that has a checksum is read and checked once."""
     places: list[tuple[TensorEntry, list[ByteRange]]] = []
     checks: dict[tuple[str, int, int], RangeCheck] = {}
@@ -164,10 +117,3 @@ class _Damage:
         index = max(bisect_right(starts, where.end - 1) - 1, 0)
         end, why = self._rows[where.path][index]
         return why if starts[index] < where.end and where.offset < end else None
-
-
-def _drop(node: Node, names: set[str]) -> None:
-    """Remove items from a dict."""
-    if isinstance(node, (Dict, Call)) and node.items is not None:
-        shown = labels([key for key, _ in node.items])
-        node.items = [row for row, name in zip(node.items, shown, strict=True) if name not in names]

@@ -13,34 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ckptfix.checkpoint import ByteRange, Data, dtypes
+from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import BadPickle, DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import legacy_layout, zip_layout
-from ckptfix.formats.torch.common import fields
-from ckptfix.formats.torch.object import TorchObject, walk
-from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.formats.torch.damaged import read as torn
+from ckptfix.formats.torch.damaged.object import IntactStorage as IntactStorage
+from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.zip_layout import MAX_PICKLE
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.ops.layers import is_noise
-from ckptfix.pickles import Graph, parse
 from ckptfix.urls import as_path, walk_folder
 from ckptfix.zips.rebuild import Damaged, Rebuilt, RebuiltArchive, Salvaged
 
 STANDARD = re.compile(r"data\.pkl|data/[^/]+|byteorder|version|\.format_version|\.storage_alignment|\.data/.*")
 """Records below the root that torch writes itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class IntactStorage:
-    """An intact storage: its bytes, their CRC-32 if it was computed, and the element count stored in a legacy file."""
-
-    data: Data
-    crc32: int | None = None
-    count: int = 0
 
 
 @dataclass(slots=True)
@@ -78,19 +68,6 @@ class Wreck:
         self.notes.append(found(name, message, offset=offset, severity="warning" if warns else "info"))
 
 
-def storage_sizes(graph: Graph) -> dict[str, int]:
-    """Map storage keys to the bytes that references to them promise; a key with two sizes is left out."""
-    sizes: dict[str, int] = {}
-    odd: set[str] = set()
-    for persid in graph.persids:
-        try:
-            key, kind, _, count = fields(persid)
-        except BadTensor:
-            continue
-        nbytes = count * dtypes.by_name(kind).itemsize
-        if sizes.setdefault(key, nbytes) != nbytes:
-            odd.add(key)
-    return {key: nbytes for key, nbytes in sizes.items() if key not in odd}
 
 
 def read_zip(path: str) -> Wreck:
@@ -108,7 +85,7 @@ def read_zip(path: str) -> Wreck:
             lost = next((row for row in rebuilt.damaged if _plain(row.name) == f"{prefix}data.pkl"), None)
             wreck.pickle_fault = lost.reason if lost else "it is missing from the file"
         if wreck.found is not None:
-            sizes = storage_sizes(wreck.found.graph)
+            sizes = torn.storage_sizes(wreck.found)
             rebuilt = archive.rebuild(lambda name: sizes.get(_plain(name).removeprefix(f"{prefix}data/")))
         size = reader.size
     wreck.sums = archive.checksums
@@ -153,7 +130,7 @@ def _parse(wreck: Wreck, data: Data, size: int, where: str) -> None:
     if size > MAX_PICKLE or size > max(MAX_RATIO * stored, 1 << 20):
         raise Unsupported(f"a pickle of {size} bytes is too large", path=wreck.path, where=where)
     try:
-        wreck.found = walk(parse(b"".join(read_chunks(data)), path=wreck.path, where=where))
+        wreck.found = torn.read_object(b"".join(read_chunks(data)), wreck.path, where)
     except BadPickle as error:
         wreck.pickle_fault = error.message
 
@@ -269,29 +246,27 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
     if start:
         wreck.note("leading-bytes", f"{start:,} bytes precede the checkpoint", offset=0)
     with open_source(path) as reader:
-        graphs = legacy_layout.read_pickles(reader, start=start, partial=True)
-        if len(graphs) < 4:
+        remains = torn.read_legacy(reader, start)
+        if remains is None:
             raise DamagedFile(
                 "the file ends inside the pickle of its object, before any tensor's bytes",
                 path=path,
                 offset=reader.size,
                 hint="nothing can be saved: use an older checkpoint, or copy the file again",
             )
-        wreck.found = walk(graphs[3])
-        keys = graphs[4].root if len(graphs) > 4 and type(graphs[4].root) is list else []
-        position = graphs[-1].end
-        names = [str(key) for key in keys]
-        for key, place, count, itemsize in legacy_layout.storage_counts(reader, graphs[3], names, position):
+        wreck.found = remains.found
+        position = remains.end
+        for key, place, count, itemsize in remains.storages(reader):
             if count < 0 or not itemsize or place + 8 + count * itemsize > reader.size:
                 break
             wreck.parts[key] = IntactStorage(ByteRange(path, place + 8, count * itemsize), None, count)
             position = place + 8 + count * itemsize
-        absent = len(keys) - len(wreck.parts)
-        if absent or len(graphs) < 5:
+        absent = len(remains.keys) - len(wreck.parts)
+        if absent or not remains.listed:
             message = f"the file was cut short at {reader.size:,} bytes: {absent or 'all'} storages are not intact"
             wreck.note("truncated", message, offset=reader.size)
             cut = f"the file ends at {reader.size:#x}"
-            wreck.faults.update((str(key), cut) for key in keys if str(key) not in wreck.parts)
+            wreck.faults.update((key, cut) for key in remains.keys if key not in wreck.parts)
         elif position < reader.size:
             message = f"{reader.size - position:,} bytes follow the last storage"
             wreck.note("trailing-bytes", message, offset=position)

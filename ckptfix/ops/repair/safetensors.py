@@ -10,12 +10,12 @@ from ckptfix.checkpoint import ByteRange, OutputFile, Plan, TensorEntry
 from ckptfix.checkpoint import Checkpoint as Other
 from ckptfix.errors import BadDirectory, DamagedFile
 from ckptfix.findings.table import found
+from ckptfix.formats.repairs import LostTensor, Repair
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.header import header_of
 from ckptfix.formats.safetensors.salvage import salvaged
 from ckptfix.formats.safetensors.ties import follow, ties
-from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant, with_data
-from ckptfix.ops.repair.torch import LostTensor, Repair, taken_from
+from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant, taken_from, with_data
 
 _LOSS = frozenset({"truncated", "bad-tensor", "unknown-dtype", "duplicate-key"})
 """Findings that lose a tensor. For a duplicate key, it is unknown which of its tensors is meant."""

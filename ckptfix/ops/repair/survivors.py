@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.formats.repairs import Repair
 from ckptfix.io.source import found_as, is_local, stamp
 from ckptfix.names import kinds
 from ckptfix.ops.repair.open import repair
-from ckptfix.ops.repair.torch import Repair
 from ckptfix.words import plural
 
 QUICK = 64 << 20

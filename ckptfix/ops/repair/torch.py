@@ -2,98 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, TensorEntry, address, dtypes
-from ckptfix.errors import DamagedFile, Unsupported
-from ckptfix.findings.row import Finding, Severity
-from ckptfix.findings.table import found
-from ckptfix.formats.torch import zip_layout
-from ckptfix.formats.torch.common import StorageTable, fields, typed_apart, view_of
-from ckptfix.formats.torch.object import TorchObject
-from ckptfix.formats.torch.rewrite import legacy_plan, renumbered, storage_keys
-from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, tensor_entry
+from ckptfix.checkpoint import Checkpoint, Data, Plan, Storage, TensorEntry, dtypes
+from ckptfix.errors import DamagedFile
+from ckptfix.formats.repairs import LostTensor, Repair
+from ckptfix.formats.torch.damaged.object import DamagedObject, DamagedTensor, IntactStorage
 from ckptfix.io.source import found_as, stamp
-from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
-from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
-from ckptfix.ops.repair.remains import IntactStorage, Wreck
-from ckptfix.pickles import Call, PersId
-from ckptfix.pickles.graph import Node
-from ckptfix.pickles.reemit import Rewritten, children_to_write, every_node, reemit
+from ckptfix.ops.repair.clean import clean, clean_records
+from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant, taken_from
+from ckptfix.ops.repair.remains import Wreck
 from ckptfix.words import some
-from ckptfix.zips.names import safe_name
-
-
-def taken_from(donor: Donor | None) -> str:
-    """Describe the replacement of a tensor that came from a different file, for `LostTensor.filled`."""
-    return f"the tensor of {donor.path if donor else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class LostTensor:
-    """A tensor that is not intact, and why; `filled` describes its replacement, "" if it is left out.
-
-    `taken`: all of the replacement comes from a different file, and no byte of it is generated.
-    `shape` and `dtype` are None and "" for a call that does not describe a tensor.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None
-    dtype: str
-    reason: str
-    filled: str = ""
-    taken: bool = False
-
-    def finding(self) -> Finding:
-        what = f"{list(self.shape)} {self.dtype}: {self.reason}" if self.shape is not None else self.reason
-        if self.filled:
-            severity: Severity = "info" if self.taken else "warning"
-            return found("filled", f"{what}; filled with {self.filled}", where=self.name, severity=severity)
-        return found("lost", what, where=self.name)
-
-
-@dataclass(frozen=True)
-class Repair:
-    """The plan of a repair: what can be saved of a file.
-
-    Attributes:
-        format: of the file that `plan_to` plans.
-        kept: the intact tensors.
-        losses: the other tensors, each by name.
-        notes: what happened to the file.
-        left_out: the parts that can run code, and are not in the plan.
-        compared: the kept tensors match their checksums; if not, they are only whole inside the file.
-    """
-
-    format: str
-    kept: tuple[TensorEntry, ...]
-    losses: tuple[LostTensor, ...]
-    notes: tuple[Finding, ...]
-    plan_to: Callable[[str], Plan] = field(repr=False)
-    left_out: tuple[LeftOut, ...] = ()
-    compared: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the kept tensors; a storage that several share counts once."""
-        seen = {
-            (storage.identity, storage.nbytes)
-            for entry in self.kept
-            for storage in (leaf.storage for leaf in leaves(entry))
-            if storage is not None and storage.data is not None
-        }
-        return sum(nbytes for _, nbytes in seen)
-
-
-def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
-    """Yield the entry and its parts."""
-    stack = [entry]
-    while stack:
-        one = stack.pop()
-        yield one
-        stack += one.parts
 
 
 def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
@@ -106,33 +26,26 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     Raises:
         DamagedFile: no tensor is intact, and nothing is filled.
     """
-    found = wreck.found
-    assert found is not None
+    assert wreck.found is not None
     _note_cases(wreck)
-    sight = _Lookup(wreck)
-    cleaned = clean(found)
-    every = zip(sight.tensors(found), found.tensors, strict=True)
-    rows: list[Row] = []
-    stands: dict[int, tuple[Node, Node]] = {}
+    sight = DamagedObject(wreck.found, wreck.path, wreck.parts, wreck.faults, legacy=wreck.legacy)
+    every = sight.tensors()
+    cleaned = clean(sight)
+    rows: list[DamagedTensor] = []
     losses: list[LostTensor] = []
-    for row, (at, _, node) in every:
-        # A tensor with a second address is lost at this one together with the object that holds it here.
-        holder = found.holders.get(at, node)
-        if cleaned.lost(node) or cleaned.lost(holder):
-            shape, dtype = (row[1].shape, row[1].dtype) if row[1] is not None else (None, "")
-            losses.append(LostTensor(row[0], shape, dtype, "it is an argument of code that is left out"))
-        elif id(node) in sight.unusable:
-            losses.append(LostTensor(row[0], None, "", sight.unusable[id(node)]))
+    for row in every:
+        if cleaned.lost(row.identity) or cleaned.lost(row.holder):
+            shape, dtype = (row.entry.shape, row.entry.dtype) if row.entry is not None else (None, "")
+            losses.append(LostTensor(row.name, shape, dtype, "it is an argument of code that is left out"))
+        elif row.unusable:
+            losses.append(LostTensor(row.name, None, "", row.unusable))
         else:
             rows.append(row)
-            stands[id(row[1])] = node, holder
     left_out = (*cleaned.findings, *clean_records(wreck.extras))
     filled = _filled(wreck, sight, rows, fill, donor)
-    kept: list[TensorEntry] = []
-    for name, entry, lost in rows:
+    whole = [row for row in rows if not row.lost and row.entry is not None]
+    for name, entry, lost, *_ in rows:
         if not lost:
-            if entry is not None:
-                kept.append(entry)
             continue
         whats = {filled.done.get(key, "") for key in lost}
         what = "" if "" in whats else ", ".join(sorted(whats))
@@ -144,42 +57,25 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         losses.append(LostTensor(name, shape, dtype, reason, what, taken))
     for key, data in filled.data.items():
         wreck.parts[key] = IntactStorage(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
-    after = _Lookup(wreck, frozenset(filled.data))
-    after.unusable.update(sight.unusable)
-    after.see_all(found)
-    gone = after.gone(found)
+    gone = sight.filled(frozenset(filled.data)).gone()
     if gone:
-        left = _left(found.graph.root, gone)
-        inside = [one for one in kept if not left.issuperset(map(id, stands[id(one)]))]
+        left = sight.still_written(gone)
+        inside = [row for row in whole if not left.issuperset((row.identity, row.holder))]
         reason = "it belongs to a tensor that is left out"
-        losses += [LostTensor(one.name, one.shape, one.dtype, reason) for one in inside]
-        lost_too = {id(one) for one in inside}
-        kept = [one for one in kept if id(one) not in lost_too]
+        losses += [LostTensor(row.name, row.entry.shape, row.entry.dtype, reason) for row in inside if row.entry]
+        whole = [row for row in whole if left.issuperset((row.identity, row.holder))]
+    kept = tuple(row.entry for row in whole if row.entry is not None)
     if losses and not kept and not any(loss.filled for loss in losses):
         _refuse_empty(wreck.path, losses)
-    resized = _resized(found, filled.counts)
     # Calls whose results an unpickler drops are in the stream but not in the object; only a new stream lacks them.
-    if gone or resized or cleaned.kept is not None:
-        rewritten = reemit(found.graph, items=cleaned.items, gone=gone | cleaned.gone, replaced=resized)
-    else:
-        rewritten = _untouched(found)
+    rewritten = sight.rewritten(
+        gone | cleaned.gone, cleaned.items, filled.counts, unused=cleaned.kept is not None
+    )
 
     def plan_to(dest: str) -> Plan:
-        return _plan(wreck, rewritten, dest)
+        return sight.plan(rewritten, dest, wreck.extras, wreck.byteorder)
 
-    return Repair(wreck.format, tuple(kept), tuple(losses), tuple(wreck.notes), plan_to, left_out, compared=wreck.sums)
-
-
-def _left(root: Node, gone: Collection[int]) -> set[int]:
-    """Return ``id`` of every node that `root` reaches other than through a node in `gone`, or a key of one."""
-    left: set[int] = set()
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if id(node) not in left and id(node) not in gone:
-            left.add(id(node))
-            stack += children_to_write(node, gone)
-    return left
+    return Repair(wreck.format, kept, tuple(losses), tuple(wreck.notes), plan_to, left_out, compared=wreck.sums)
 
 
 def _refuse_empty(path: str, losses: Sequence[LostTensor]) -> None:
@@ -190,112 +86,6 @@ def _refuse_empty(path: str, losses: Sequence[LostTensor]) -> None:
         path=path,
         hint="copy them from an older checkpoint with --fill-from OLDER",
     )
-
-
-MAX_BELOW = 1_000_000
-"""Nodes that are visited below calls that do not describe a tensor; such calls may be nested."""
-
-Row = tuple[str, TensorEntry | None, Collection[str]]
-"""A tensor: its name, its entry if it describes one, and the keys of its lost storages."""
-
-
-class _Lookup(StorageTable):
-    """The storages of a wreck as the object refers to them: intact ones with their data, lost ones without.
-
-    `counts` has the elements of each storage that was asked for, and `viewed` the keys that a reference names with a
-    view. Storages in `filled` are complete at any size. `unusable` maps ``id`` of a node to why it does not describe a
-    tensor, so that every loader fails on it; nodes with an unknown name only are not among them.
-    """
-
-    def __init__(self, wreck: Wreck, filled: frozenset[str] = frozenset()) -> None:
-        super().__init__()
-        self.wreck = wreck
-        self.filled = filled
-        if wreck.found is not None:
-            self.apart = typed_apart(wreck.found.graph)
-        self.counts: dict[str, int] = {}
-        self.lost: dict[str, str] = {}
-        self.viewed: set[str] = set()
-        self.unusable: dict[int, str] = {}
-        self.budget = MAX_BELOW
-
-    def __call__(self, persid: PersId) -> Storage:
-        if view_of(persid) is not None:
-            self.viewed.add(fields(persid)[0])
-        return super().__call__(persid)
-
-    def make(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
-        self.counts[key] = nbytes // dtypes.by_name(kind).itemsize
-        part = self.wreck.parts.get(key)
-        whole = part is not None and (part.data.length == nbytes or key in self.filled)
-        data = part.data if part is not None and whole and location != "meta" else None
-        # torch asks for the record of a storage on the meta device too, and a legacy file has none.
-        if not whole and (location != "meta" or not self.wreck.legacy):
-            reason = self.wreck.faults.get(key, "its storage is missing from the file")
-            if part is not None:
-                reason = f"its storage has {part.data.length} bytes where {nbytes} are promised"
-            self.lost[key] = reason
-        return Storage(key, kind, nbytes, location, data, part.crc32 if part is not None else None)
-
-    def reason(self, keys: Iterable[str]) -> str:
-        return "; ".join(dict.fromkeys(f"storage {key}: {self.lost[key]}" for key in sorted(keys)))
-
-    def tensors(self, found: TorchObject) -> list[Row]:
-        """List every tensor of the object that has a name."""
-        self.see_all(found)
-        rows: list[Row] = []
-        for at, key, node in found.tensors:
-            entry, lost = self.look(node, key, at)
-            rows.append((address.join(at, key), entry, lost))
-        return rows
-
-    def see_all(self, found: TorchObject) -> None:
-        """Ask for every storage once, to find out which are lost."""
-        for persid in found.graph.persids:
-            with suppress(BadTensor):
-                self(persid)
-
-    def look(self, node: Call | PersId, key: str = "", at: str = "") -> tuple[TensorEntry | None, Collection[str]]:
-        """Return the entry of a tensor's node, and the keys of the lost storages that it needs."""
-        try:
-            entry = tensor_entry(node, key, at, self)
-        except (BadTensor, OverflowError) as error:
-            lost = self._lost_below(node)
-            if not lost and not isinstance(error, UnknownTensor):
-                self.unusable[id(node)] = str(error)
-            return None, lost
-        storages = [one.storage for one in leaves(entry) if one.storage is not None]
-        return entry, {storage.key for storage in storages if storage.key in self.lost}
-
-    def _lost_below(self, node: Call | PersId) -> set[str]:
-        """Return the keys of lost storages anywhere in a call that is not a known kind of tensor."""
-        keys: set[str] = set()
-        if not self.lost:
-            return keys
-        for below in every_node(node):
-            self.budget -= 1
-            if self.budget < 0:
-                raise Unsupported("it lacks storages, and its calls are nested too deeply", path=self.wreck.path)
-            if type(below) is PersId:
-                try:
-                    key = self(below).key
-                except BadTensor:
-                    continue
-                if key in self.lost:
-                    keys.add(key)
-        return keys
-
-    def gone(self, found: TorchObject) -> set[int]:
-        """Return ``id`` of every node that needs a lost storage or does not describe a tensor, named or not."""
-        gone: set[int] = set()
-        if not self.lost and not self.unusable:
-            return gone
-        for node in every_node(found.graph.root):
-            if type(node) is PersId or (type(node) is Call and is_tensor(node)):
-                _, lost = self.look(node)
-                if lost or id(node) in self.unusable:
-                    gone.add(id(node))
-        return gone
 
 
 @dataclass(slots=True)
@@ -314,7 +104,11 @@ class _Filled:
 
 
 def _filled(
-    wreck: Wreck, sight: _Lookup, rows: Sequence[Row], fill: Fill | None, donor: Checkpoint | None
+    wreck: Wreck,
+    sight: DamagedObject,
+    rows: Sequence[DamagedTensor],
+    fill: Fill | None,
+    donor: Checkpoint | None,
 ) -> _Filled:
     out = _Filled()
     if fill is None and donor is None:
@@ -323,8 +117,8 @@ def _filled(
     allowance = Allowance(wreck.path, _size(wreck))
     on: dict[str, list[Leaf]] = {}
     storages: dict[str, Storage] = {}
-    for name, entry, lost in rows:
-        for leaf in leaves(entry) if entry is not None and lost else ():
+    for name, entry, lost, *_ in rows:
+        for leaf in entry.leaves() if entry is not None and lost else ():
             if leaf.storage is not None and leaf.storage.key in lost:
                 on.setdefault(leaf.storage.key, []).append(Leaf(name, leaf))
                 storages[leaf.storage.key] = leaf.storage
@@ -362,36 +156,6 @@ def reached(entries: Sequence[TensorEntry]) -> int:
     return end
 
 
-def _resized(found: TorchObject, counts: Mapping[str, int]) -> dict[int, PersId]:
-    """Map ``id`` of each reference to a storage of `counts` to a copy with that number of elements."""
-    made: dict[int, PersId] = {}
-    for node in found.graph.persids if counts else ():
-        with suppress(BadTensor):
-            key = fields(node)[0]
-            if key in counts:
-                made[id(node)] = PersId((*node.fields[:4], counts[key], *node.fields[5:]), node.position, -1)
-    return made
-
-
-def _untouched(found: TorchObject) -> Rewritten:
-    graph = found.graph
-    return Rewritten(graph.data[graph.start : graph.end], tuple(graph.persids))
-
-
-def _plan(wreck: Wreck, rewritten: Rewritten, dest: str) -> Plan:
-    """Plan a fresh file of the same format."""
-    keys = [key for key in storage_keys(rewritten, wreck.path) if key in wreck.parts]
-    parts = [(key, wreck.parts[key]) for key in keys]
-    if wreck.legacy:
-        return legacy_plan(rewritten.pickle, [(key, part.data, part.count) for key, part in parts], dest)
-    names = _distinct(keys)
-    if any(name != key for key, name in names.items()):
-        rewritten = renumbered(rewritten, names, wreck.path)
-    storages = [(names[key], part.data, part.crc32) for key, part in parts]
-    segments = zip_layout.fresh(rewritten.pickle, storages, wreck.byteorder, _safely_named(wreck, names.values()))
-    return Plan((OutputFile.of(dest, segments),))
-
-
 def _note_cases(wreck: Wreck) -> None:
     """Note which storages torch confuses, as it finds records regardless of the case of their names."""
     alike: dict[str, list[str]] = {}
@@ -401,30 +165,3 @@ def _note_cases(wreck: Wreck) -> None:
     if names:
         message = f"torch reads the same record for {some(names)}; both are kept, under new keys"
         wreck.note("case-variant", message, warns=True)
-
-
-def _distinct(keys: Sequence[str]) -> dict[str, str]:
-    """Map each storage key to its new one, because torch cannot tell apart names that differ only in case."""
-    taken = {key.lower() for key in keys}
-    used: set[str] = set()
-    names: dict[str, str] = {}
-    for key in keys:
-        number = len(keys)
-        name = key
-        while name.lower() in used or (name != key and name in taken):
-            name, number = str(number), number + 1
-        used.add(name.lower())
-        names[key] = name
-    return names
-
-
-def _safely_named(wreck: Wreck, keys: Iterable[str]) -> dict[str, tuple[Data, int | None]]:
-    """Return the records that torch does not write, under names that stay inside the folder and are unique."""
-    taken = {"data.pkl", "byteorder", "version", ".format_version", ".storage_alignment"}
-    taken.update(f"data/{key}".lower() for key in keys)
-    named: dict[str, tuple[Data, int | None]] = {}
-    for name, row in wreck.extras.items():
-        safe = safe_name(name, taken)
-        taken.add(safe.lower())
-        named[safe] = row
-    return named

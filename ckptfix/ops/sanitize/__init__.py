@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, Plan, address
-from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath, Unsupported
 from ckptfix.findings.row import Finding
@@ -19,13 +18,14 @@ from ckptfix.findings.steps import Step
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
 from ckptfix.formats.base import TORCH_SUFFIXES, ByFile, Format, file_by_file
-from ckptfix.formats.torch import failing_calls, versions, weights_only
-from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.loading import on_load
+from ckptfix.formats.loading.hidden_globals import TEXT, look
+from ckptfix.formats.plain.form import KeptMapping, PlainForm
+from ckptfix.formats.plain.objects import EXTRACT, WHOLE_MODULE
+from ckptfix.formats.plain.report import ConversionReport, LostValue
+from ckptfix.formats.torch import versions
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.call_classes import class_name
-from ckptfix.formats.torch.common import all_findings, fields, maybe_pickled_object, pickled_object
-from ckptfix.formats.torch.rewrite import lacking, plan_rewrite, written
-from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.formats.torch.common import all_findings, maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.weights_only import accepted
 from ckptfix.io.read import Progress
 from ckptfix.ops import choose, tensor_classes
@@ -33,22 +33,12 @@ from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.hidden_globals import TEXT, look
-from ckptfix.ops.sanitize.convert import Converter
-from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
-from ckptfix.ops.sanitize.report import DROPPED, Asked, ConversionReport, ConversionSettings, LostValue
 from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out, copy_of
-from ckptfix.pickles import Call, Dict, Graph, parse
-from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Node
-from ckptfix.pickles.places import NodesByAddress
-from ckptfix.pickles.reemit import every_node
 from ckptfix.urls import as_path
 from ckptfix.words import plural, several, some
 
 INSPECT = "run `ckptfix inspect` to list its content"
 KEEP = ("weights",)
-PYTHON2 = frozenset((op.STRING, op.BINSTRING, op.SHORT_BINSTRING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,35 +112,28 @@ def plan_sanitized(
         raise Unsupported("a legacy file cannot be written with big-endian data", path=checkpoint.path)
     refuse_damaged(checkpoint, listed=False)
     torch_zip.refuse_disputed(checkpoint)
-    parts = pickled_object(checkpoint)
-    graph = parts.graph
-    reason = weights_only.refusal(graph)
-    settings = _settings(checkpoint, keep_only, encoding, target)
-    converter = Converter(settings)
-    root = converter.run(graph.root)
-    if root is DROPPED:
-        raise _nothing_left(checkpoint, converter.report)
-    report = converter.report
+    keep = _weights(checkpoint) if keep_only == "weights" else None
+    form = PlainForm(checkpoint, keep=keep, encoding=encoding, target=target)
+    report = form.report
+    if form.empty:
+        raise _nothing_left(checkpoint, form)
     if not parts_too:
         _refuse_parts(checkpoint, report)
-    moved = own.folder or not own.edits or (settings.legacy and torch_zip.archive_of(checkpoint) is not None)
+    moved = own.folder or not own.edits or (form.legacy and torch_zip.archive_of(checkpoint) is not None)
     if not moved:
         _hidden_beside(checkpoint, report)
-    if not report.changes and not report.losses and reason is None and not moved:
-        unloadable = _unloadable(checkpoint, report, graph)
+    if not report.changes and not report.losses and form.refusal is None and not moved:
+        unloadable = _unloadable(checkpoint, report, form.failing())
         return Sanitized(copy_of(checkpoint, dest), checkpoint.format, identical=True, unloadable=unloadable)
-    rewritten = written(checkpoint, root)
-    unloadable = _unloadable(checkpoint, report, _refuse_unclean(checkpoint, rewritten.pickle))
-    if reason is not None and all(weights_only.accepted(weights_only.canonical(node)) for node in graph.globals):
-        # All globals were accepted, so the refusal was about an opcode.
-        report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
+    made = form.written()
+    unloadable = _unloadable(checkpoint, report, made.failing)
+    if form.refused_protocol is not None:
+        report.changes["", f"pickle of protocol {form.refused_protocol}", "protocol 2"] += 1
     if moved:
         container = own.title if own.folder else "zip container" if own.edits else f"{own.title} file"
-        report.changes["", container, f"{'legacy' if settings.legacy else 'zip'} container"] += 1
-    gone = lacking(checkpoint, rewritten, report.storages)  # the tensors on them are among `unloadable`
-    plan = plan_rewrite(checkpoint, rewritten, dest, report.storages, legacy=settings.legacy, without=gone)
-    format = torch_legacy.NAME if settings.legacy else torch_zip.NAME
-    return Sanitized(plan, format, dict(report.changes), tuple(report.losses), reason=reason, unloadable=unloadable)
+        report.changes["", container, f"{'legacy' if form.legacy else 'zip'} container"] += 1
+    plan, changes = made.plan(dest), dict(report.changes)
+    return Sanitized(plan, made.format, changes, tuple(report.losses), reason=form.refusal, unloadable=unloadable)
 
 
 def _sanitize_files(
@@ -181,18 +164,18 @@ AROUND = ("trailing-bytes", "hidden-bytes", "junk-before")
 
 def _hidden_beside(checkpoint: Checkpoint, report: ConversionReport) -> None:
     """Report content beside the object: the file is then rewritten from the object alone."""
-    graph = pickled_object(checkpoint).graph
+    parts = pickled_object(checkpoint)
     archive = torch_zip.archive_of(checkpoint)
-    data = [f"{archive.root}/data/{key}" for key in graph.storages()] if archive is not None else []
+    data = [f"{archive.root}/data/{key}" for key in parts.storage_keys()] if archive is not None else []
     object_at = archive.pickle.name if archive is not None else ""
-    known = {weights_only.canonical(node) for node in graph.globals}
+    known = set(parts.global_names())
     looked = look(checkpoint.path, data=data)
-    # The globals of the object were found through its nodes, and bytes that are one of its values are not beside it.
+    # The globals of the object itself are known, and bytes that are one of its values are not beside it.
     beside = [row for row in looked.hidden if TEXT not in row.place]
     rows = [row for row in beside if row.place != object_at or row.name not in known]
     for place, name in dict.fromkeys((row.place, row.name) for row in rows):
         report.losses.append(LostValue(place, name, "it is in a pickle that is not part of the checkpoint"))
-    behind = archive is not None and graph.end < len(graph.data)
+    behind = archive is not None and on_load.after_stop(parts) is not None
     if not rows and (behind or looked.cut or any(row.id in AROUND for row in all_findings(checkpoint))):
         report.changes["", "bytes that belong to no part of the file", "nothing"] += 1
 
@@ -201,8 +184,10 @@ UNLOADABLE = ("bad-tensor", "bad-call", "memory-bomb")
 """Findings about tensors on which torch.load fails or runs out of memory."""
 
 
-def _unloadable(checkpoint: Checkpoint, report: ConversionReport, output: Graph) -> tuple[Finding, ...]:
-    """Return a finding for each tensor and call of `output` on which torch.load fails."""
+def _unloadable(
+    checkpoint: Checkpoint, report: ConversionReport, failing: Iterable[Finding]
+) -> tuple[Finding, ...]:
+    """Return a finding for each tensor, and for each of the `failing` calls, on which torch.load fails."""
     left_out = {loss.where for loss in report.losses}
 
     def is_left_out(where: str) -> bool:
@@ -213,92 +198,24 @@ def _unloadable(checkpoint: Checkpoint, report: ConversionReport, output: Graph)
     tensors = [finding for finding in known if not is_left_out(finding.where)]
     return tuple(
         found("unloadable", finding.message, where=finding.where)
-        for finding in [*tensors, *failing_calls.findings(output)]
+        for finding in [*tensors, *failing]
     )
 
 
-def _settings(
-    checkpoint: Checkpoint, keep_only: str | None, encoding: str | None, target: versions.Version | None
-) -> ConversionSettings:
-    parts = pickled_object(checkpoint)
-    graph = parts.graph
-    kept: frozenset[int] | None = None
-    whole: frozenset[int] = frozenset()
-    if keep_only == "weights":
-        mappings, whole = _weights(checkpoint)
-        # An optimizer may share a tensor with the model, but does not lead to it.
-        kept = _leading_to(graph, mappings) | whole
-    return ConversionSettings(
-        legacy=format_of(checkpoint).one_stream or (target is not None and not target.reads_zip),
-        big=checkpoint.byteorder == "big",
-        encoding=encoding,
-        python2=bool(PYTHON2 & graph.rare.keys()) and graph.protocol < 3,
-        keys_in_use=frozenset(_keys(graph)),
-        kept=kept,
-        whole=whole,
-        target=target,
-    )
-
-
-def _keys(graph: Graph) -> Iterable[str]:
-    for persid in graph.persids:
-        try:
-            yield fields(persid)[0]
-        except BadTensor:
-            continue
-
-
-def _weights(checkpoint: Checkpoint) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the nodes of the state dicts with weights, and the nodes in them that are kept whole."""
+def _weights(checkpoint: Checkpoint) -> list[KeptMapping]:
+    """Return the state dicts with weights; only the model's values if the trainer keeps other data in the same dict."""
     found = choose.states(checkpoint)
     if not found and (modules := candidates(checkpoint)):
         raise whole_module(checkpoint, modules[0].at)
     if not found:
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=INSPECT)
-    node_at = NodesByAddress(pickled_object(checkpoint).graph.root, pickled_object(checkpoint).found.holders)
-    whole = frozenset(id(node) for state in found for node in _kept_nodes(checkpoint, state.at, node_at))
-    return frozenset(id(node_at(state.at)) for state in found), whole
+    return [KeptMapping(state.at, _own_keys(checkpoint, state.at)) for state in found]
 
 
-def _kept_nodes(checkpoint: Checkpoint, at: str, node_at: NodesByAddress) -> Iterable[Asked]:
-    """Yield the state dict at `at`, or only the model's values if the trainer keeps other data in the same dict."""
-    mapping = node_at(at)
+def _own_keys(checkpoint: Checkpoint, at: str) -> tuple[str, ...] | None:
     site = next((site for site in checkpoint.sites if site.kind == "state_dict" and site.at == at), None)
     own = None if site is None else choose.own_keys(checkpoint, site)
-    if site is None or own is None or len(own) == len(site.names):
-        yield mapping
-        return
-    for key in own:
-        yield node_at(join(at, key))
-    if type(mapping) is Call and mapping.state is not None:
-        yield mapping.state
-        yield from _held(mapping.state)  # `_metadata` has the versions of the modules.
-
-
-def _leading_to(graph: Graph, whole: frozenset[int]) -> frozenset[int]:
-    """Return the nodes that hold one of `whole`, directly or through others, and `whole` itself."""
-    parents: dict[int, list[int]] = {}
-    for node in every_node(graph.root):
-        for part in _held(node):
-            parents.setdefault(id(part), []).append(id(node))
-    found = set(whole)
-    stack = list(whole)
-    while stack:
-        for parent in parents.get(stack.pop(), ()):
-            if parent not in found:
-                found.add(parent)
-                stack.append(parent)
-    return frozenset(found)
-
-
-def _held(node: Node) -> Iterable[Asked]:
-    if type(node) is Call:
-        yield from (node.args, node.kwargs, node.state, node.elements)
-        yield from (value for _, value in node.items or ())
-    elif isinstance(node, (list, tuple)):
-        yield from node
-    elif type(node) is Dict:
-        yield from (value for _, value in node.items)
+    return None if site is None or own is None or len(own) == len(site.names) else tuple(own)
 
 
 def _refuse_parts(checkpoint: Checkpoint, report: ConversionReport) -> None:
@@ -314,27 +231,14 @@ def _refuse_parts(checkpoint: Checkpoint, report: ConversionReport) -> None:
             raise Refused(message, path=checkpoint.path, where=at or None, hint=hint)
 
 
-def _nothing_left(checkpoint: Checkpoint, report: ConversionReport) -> Refused:
-    root = pickled_object(checkpoint).graph.root
-    name = class_name(root) if type(root) is Call else None
-    why = report.losses[-1].why if report.losses else "it is not a plain value"
+def _nothing_left(checkpoint: Checkpoint, form: PlainForm) -> Refused:
+    losses = form.report.losses
+    why = losses[-1].why if losses else "it is not a plain value"
     hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT
-    message = f"nothing would be left of {name or 'the object'}: {f'it is {WHOLE_MODULE}' if why == EXTRACT else why}"
+    what = f"it is {WHOLE_MODULE}" if why == EXTRACT else why
+    message = f"nothing would be left of {form.was or 'the object'}: {what}"
     error = Refused(message, path=checkpoint.path, hint=hint)
     return error.because_of_module() if why == EXTRACT else error
-
-
-def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> Graph:
-    """Parse the result again, and refuse it if weights_only=True would.
-
-    Raises:
-        Unsupported: weights_only=True would still refuse it.
-    """
-    graph = parse(pickle, path=checkpoint.path, where="sanitized pickle")
-    left = weights_only.refusal(graph)
-    if left is not None:
-        raise Unsupported(f"parts of it have no plain form: {left}", path=checkpoint.path)
-    return graph
 
 
 def _refuse_codec(encoding: str) -> None:

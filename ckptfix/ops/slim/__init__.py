@@ -135,7 +135,7 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
         raise Refused("it holds only an optimizer's state", path=checkpoint.path, hint=hint)
     before = find_used(checkpoint)
     used = find_used(checkpoint, gone) if gone else before
-    keys = {*before, *parts.graph.storages()}
+    keys = {*before, *parts.storage_keys()}
 
     def new_key() -> str:
         number = len(keys)

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from ckptfix.arguments import LIVE
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address, dtypes, same_place
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
-from ckptfix.formats import FORMATS, open_checkpoint, states, weights_of
-from ckptfix.formats.shards.index import INDEX
+from ckptfix.formats import FORMATS, is_index_name, open_checkpoint, states, weights_of
 from ckptfix.io.source import found_as, is_local
 from ckptfix.names import bases
 from ckptfix.names.slots import Slot
@@ -71,7 +70,7 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
         return ExpectedModel(text, _slots(rows_of(text, LIVE[text])))
     if is_factory(text):
         return _model(text, allow_import)
-    if text.endswith(".json") and is_local(text) and found_as(text) == "file" and not INDEX.search(text):
+    if text.endswith(".json") and is_local(text) and found_as(text) == "file" and not is_index_name(text):
         return _keys_file(text, at)
     try:
         return of_checkpoint(open_checkpoint(text), at, doubt=False)

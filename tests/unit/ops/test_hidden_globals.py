@@ -8,8 +8,8 @@ from pathlib import Path
 import hidden
 import pytest
 
+from ckptfix.formats.loading import hidden_globals
 from ckptfix.io.source import open_source
-from ckptfix.ops import hidden_globals
 from ckptfix.ops.doctor import examine as doctor
 from ckptfix.ops.doctor.report import Diagnosis
 

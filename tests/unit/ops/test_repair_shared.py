@@ -90,7 +90,7 @@ def test_a_mapping_that_stands_elsewhere_too_keeps_its_tensors(first: bool, tmp_
 def test_calls_that_are_nested_beyond_measure_are_refused_where_a_storage_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptfix.ops.repair.torch.MAX_BELOW", 50)
+    monkeypatch.setattr("ckptfix.formats.torch.damaged.object.MAX_BELOW", 50)
     for deep in (10, 100):
         lists = [*["EMPTY_LIST"] * deep, *["APPEND"] * (deep - 1)]
         unknown: list[Op] = [("GLOBAL", "torch._utils", "_rebuild_tensor_v2"), *lists, "TUPLE1", "REDUCE"]

@@ -31,10 +31,10 @@ from watch import watched
 
 import ckptfix
 from ckptfix.errors import KeyConflict, Refused, Unsupported
+from ckptfix.formats.plain.convert import Converter
+from ckptfix.formats.plain.report import ConversionSettings
 from ckptfix.formats.torch.common import pickled_object
 from ckptfix.ops.sanitize import SanitizeResult, sanitize
-from ckptfix.ops.sanitize.convert import Converter
-from ckptfix.ops.sanitize.report import ConversionSettings
 from ckptfix.pickles import Call, Dict, parse
 
 

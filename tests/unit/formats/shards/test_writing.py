@@ -20,7 +20,8 @@ from ckptfix.checkpoint import ByteRange, Storage, TensorEntry
 from ckptfix.cli import commands
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import FORMATS, open_checkpoint
-from ckptfix.formats.shards.write import parse_size, split
+from ckptfix.formats.shards.write import split
+from ckptfix.formats.target import parse_size
 
 FRAMEWORKS = ROOT.parent / "shared" / "frameworks"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]

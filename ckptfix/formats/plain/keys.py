@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ckptfix.errors import KeyConflict
+from ckptfix.formats.plain.report import Made
 from ckptfix.formats.torch.weights_only import canonical
-from ckptfix.ops.sanitize.report import Made
 from ckptfix.pickles import Call, Global
 from ckptfix.pickles.graph import Node, label
 

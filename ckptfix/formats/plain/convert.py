@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ckptfix.errors import Unsupported
+from ckptfix.formats.plain import objects
+from ckptfix.formats.plain.keys import hashable
+from ckptfix.formats.plain.numpy import SCALAR_TYPES, BadValue
+from ckptfix.formats.plain.output import ConvertedObject, described, encoded
+from ckptfix.formats.plain.report import DROPPED, Asked, Made, Steps
 from ckptfix.formats.torch import calls, versions, weights_only
-from ckptfix.ops.sanitize import objects
-from ckptfix.ops.sanitize.keys import hashable
-from ckptfix.ops.sanitize.numpy import SCALAR_TYPES, BadValue
-from ckptfix.ops.sanitize.output import ConvertedObject, described, encoded
-from ckptfix.ops.sanitize.report import DROPPED, Asked, Made, Steps
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import Node, pairs
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ckptfix.checkpoint import contiguous_stride, dtypes
+from ckptfix.formats.plain import numpy as numpy_pickles
+from ckptfix.formats.plain.numpy import BadValue, PickledArray, new_dict
+from ckptfix.formats.plain.output import ConvertedObject
+from ckptfix.formats.plain.report import Steps
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.formats.torch.rewrite import NewStorage, literal, new_tensor
-from ckptfix.ops.sanitize import numpy as numpy_pickles
-from ckptfix.ops.sanitize.numpy import BadValue, PickledArray, new_dict
-from ckptfix.ops.sanitize.output import ConvertedObject
-from ckptfix.ops.sanitize.report import Steps
 from ckptfix.pickles import Call
 from ckptfix.pickles.graph import Node
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from sys import stdlib_module_names
 
 from ckptfix.errors import CkptfixError
+from ckptfix.formats.plain import arrays
+from ckptfix.formats.plain import numpy as numpy_pickles
+from ckptfix.formats.plain.numpy import BadValue, new_dict
+from ckptfix.formats.plain.output import ConvertedObject
+from ckptfix.formats.plain.report import DROPPED, Made, Steps
+from ckptfix.formats.plain.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.formats.torch import calls, weights_only
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.call_classes import NEW, RECONSTRUCT, UNINITIALIZED, class_name
 from ckptfix.formats.torch.state import state_rows
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.torch.tree import node_of
-from ckptfix.ops.sanitize import arrays
-from ckptfix.ops.sanitize import numpy as numpy_pickles
-from ckptfix.ops.sanitize.numpy import BadValue, new_dict
-from ckptfix.ops.sanitize.output import ConvertedObject
-from ckptfix.ops.sanitize.report import DROPPED, Made, Steps
-from ckptfix.ops.sanitize.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
 from ckptfix.pickles.graph import Node, attributes, is_attributes, pairs
 

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ckptfix.errors import Unsupported
-from ckptfix.formats.torch import versions, weights_only
-from ckptfix.formats.torch.call_classes import class_name
-from ckptfix.ops.hazards import in_text
-from ckptfix.ops.sanitize.keys import hashable, refuse_conflicts
-from ckptfix.ops.sanitize.report import (
+from ckptfix.formats.loading.hidden_globals import dangerous_in
+from ckptfix.formats.plain.keys import hashable, refuse_conflicts
+from ckptfix.formats.plain.report import (
     DROPPED,
     Asked,
     ConversionReport,
@@ -20,6 +18,8 @@ from ckptfix.ops.sanitize.report import (
     LostValue,
     Made,
 )
+from ckptfix.formats.torch import versions, weights_only
+from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import Node, label
 
@@ -73,7 +73,7 @@ class ConvertedObject:
 
     def refused(self, value: object) -> Literal[Dropped.DROPPED] | None:
         """Drop bytes that hold a pickle which can run code; return None for other bytes."""
-        name = in_text(value)
+        name = dangerous_in(value)
         return self.drop("bytes", f"it holds a pickle that names {name}, which can run code") if name else None
 
     def raw(self, value: bytes) -> str | Call:

@@ -52,6 +52,9 @@ MOST_MEMBERS = 20_000
 SEARCHED = 64 << 20
 """Bytes of a zip, from its start, that are searched for records that the directory does not list."""
 
+SHORTEST = 5
+"""Least number of bytes of a pickle that names a global."""
+
 TEXT = "a string at"
 """Beginning of the part of `Hidden.place` that names a string of a pickle with a pickle inside."""
 
@@ -126,7 +129,18 @@ def look_planned(name: str) -> HiddenContents:
     return looker.found
 
 
-def begins_pickle(data: bytes, *, old: bool) -> bool:
+def dangerous_in(part: object) -> str:
+    """Return the dangerous function named by a string of bytes that is or contains a pickle; "" for anything else."""
+    if not isinstance(part, (bytes, bytearray, str)) or len(part) < SHORTEST:
+        return ""
+    # Protocols before 3 write bytes as text, decoded as Latin-1.
+    data = part.encode("latin-1", "replace") if isinstance(part, str) else bytes(part)
+    if not _begins_pickle(data, old=not isinstance(part, str)):
+        return ""
+    return next(filter(is_dangerous, look_into(Memory(data, ""), "").names), "")
+
+
+def _begins_pickle(data: bytes, *, old: bool) -> bool:
     """Return whether `data` begins like a pickle; with `old`, also like one of a protocol without a version."""
     return bool(MAGIC.match(data) or (old and OLD_MAGIC.match(data)))
 

@@ -9,22 +9,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ckptfix.checkpoint import Checkpoint, dtypes
+from ckptfix.checkpoint import dtypes
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.dcp.items import value_item
 from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey
 from ckptfix.formats.dcp.read import ItemFiles, assembled, chunk_item, place_of, read_folder, tensor_piece
+from ckptfix.formats.repairs import LostTensor, Repair, RepairTools
 from ckptfix.io import background_checks
-from ckptfix.ops.repair.fill import Fill
-from ckptfix.ops.repair.rank_files import mended
-from ckptfix.ops.repair.torch import LostTensor, Repair
 
 
-def repair_dcp(path: str, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
+def repair(path: str, tools: RepairTools) -> Repair:
     """Plan one torch file of the intact keys of the folder `path`; the others are reported with their rows.
-
-    Args:
-        fill, donor: replacements of lost tensors; see `repair_torch`.
 
     Raises:
         DamagedFile: its metadata cannot be read.
@@ -43,7 +38,7 @@ def repair_dcp(path: str, *, fill: Fill | None = None, donor: Checkpoint | None 
             lost[saved.address] = "; ".join(wrong)
             kept.append(saved)
     checkpoint = assembled(path, replace(said, saved=kept, wrong=[]), files)
-    return mended(checkpoint, lost, losses, fill=fill, donor=donor)
+    return tools.without(checkpoint, lost, losses)
 
 
 def _with_elements(saved: SavedKey) -> SavedKey:

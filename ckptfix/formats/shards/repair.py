@@ -11,36 +11,31 @@ from dataclasses import dataclass, field, replace
 
 from ckptfix.checkpoint import Drop, OutputFile, Plan, TensorEntry, dtypes
 from ckptfix.errors import BadIndex, CkptfixError, DamagedFile, NoSuchFile, Refused
-from ckptfix.findings.folders import LOST
+from ckptfix.findings.folders import BROKEN, LOST
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.companions import Beside, beside
 from ckptfix.formats.folders.safe_paths import file_inside
+from ckptfix.formats.repairs import LostTensor, Repair, RepairTools
 from ckptfix.formats.shards import files, slices, write
-from ckptfix.formats.shards import format as shards
 from ckptfix.formats.shards.index import Index, looks_like_index, read_index, written
 from ckptfix.formats.shards.layout import data_bytes, open_layout, others, prefixed
 from ckptfix.io.source import found_as, open_source
-from ckptfix.ops.choose import BROKEN
-from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.urls import as_path, real_path
 
-RepairFile = Callable[[str], Repair]
-"""Function that plans the repair of one file."""
 
-
-def is_sharded(path: str) -> bool:
+def _is_sharded(path: str) -> bool:
     """Return whether `path` is a folder of shards, with or without an index, or an index."""
     kind = found_as(path)
     if kind == "folder":
-        return bool(files.find(path)) and not as_path(path, "data.pkl").is_file()
+        return bool(files.find(path))
     if kind != "file" or not path.endswith(".json"):
         return False
     with open_source(path) as reader:
         return looks_like_index(path, reader.read(0, min(reader.size, files.HEAD)))
 
 
-def repair_shards(path: str, repair_file: RepairFile) -> Repair:
+def repair(path: str, tools: RepairTools) -> Repair:
     """Plan what can be saved of the sharded checkpoint whose folder or index is `path`.
 
     Raises:
@@ -51,12 +46,12 @@ def repair_shards(path: str, repair_file: RepairFile) -> Repair:
     if work.is_sliced():
         return _of_slices(path)
     for name, listed in work.wanted():
-        work.take(name, listed, repair_file)
+        work.take(name, listed, tools.file)
     work.settle()
     if not work.kept:
         raise DamagedFile(f"none of its {len(work.losses)} tensors is intact", path=path)
     formats = {one.repair.format for one in work.done}
-    format = shards.format_of_shards(formats)
+    format = files.format_of_shards(formats)
     left_out = tuple(row for one in work.done for row in one.repair.left_out)
     return Repair(format, tuple(work.kept), tuple(work.losses), tuple(work.notes()), work.plan_to, left_out)
 
@@ -134,14 +129,14 @@ class _Work:
         except BadIndex:
             return False
 
-    def take(self, name: str, listed: Sequence[str], repair_file: RepairFile) -> None:
+    def take(self, name: str, listed: Sequence[str], repair_file: Callable[[str], Repair]) -> None:
         """Repair the shard called `name`, which should hold `listed`."""
         try:
             path = file_inside(self.folder, name, where=self.index_path or self.folder)
             if (real := real_path(path)) in self._seen:
                 return
             self._seen.add(real)
-            if is_sharded(path):
+            if _is_sharded(path):
                 # Its own shards may be this checkpoint again, which would never end.
                 self._lost(name, listed, f"its shard {name} is an index, which holds no tensors")
                 return
@@ -286,5 +281,5 @@ def _of_slices(path: str) -> Repair:
     def plan_to(dest: str) -> Plan:
         return write.plan_write(kept, dest, metadata=slices.without_slices(layout.shards[0].read.metadata))
 
-    return Repair(shards.NAME, kept, losses, (), plan_to)
+    return Repair(files.NAME, kept, losses, (), plan_to)
 

@@ -1,4 +1,7 @@
-"""The tensors of shards that are missing, in files that the index does not list: a program split the model again."""
+"""Shards beside a file: those that its index lists, and files with the tensors of missing shards.
+
+A program that splits a model again can leave an index of files that are gone.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from ckptfix.commands import word
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
-from ckptfix.formats import open_checkpoint
 from ckptfix.formats.folders.safe_paths import file_inside
-from ckptfix.formats.shards.files import find
+from ckptfix.formats.shards.files import find, open_file
 from ckptfix.formats.shards.index import read_index
 from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, folder_beside, scan_folder
@@ -53,7 +55,7 @@ def _merged(path: str) -> str:
             if name.endswith(SUFFIXES) and name not in listed
         ]
         for name in others[:MOST_FILES]:
-            for entry in open_checkpoint(name).entries:
+            for entry in open_file(name).entries:
                 if entry.at or entry.key in there:
                     return ""
                 there[entry.key] = name
@@ -66,3 +68,25 @@ def _merged(path: str) -> str:
         f"{len(others)} files that the index does not list have exactly its tensors: "
         f"ckptfix merge {' '.join(map(word, others))} -o {dest}; then remove the index"
     )
+
+
+def listed_beside(path: str) -> dict[str, str]:
+    """Return key -> shard, for the tensors that an index beside the shard `path` lists in other shards.
+
+    An index that cannot be read lists nothing, because it is not a part of the file.
+    """
+    place = as_path(path)
+    folder = str(place.parent)
+    shard_of: dict[str, str] = {}
+    try:
+        indexes = find(folder).indexes
+    except CkptfixError:
+        return {}
+    for name in indexes:
+        try:
+            rows = read_index(str(place.parent / name)).weight_map
+        except CkptfixError:
+            continue
+        if place.name in rows.values():
+            shard_of |= {key: shard for key, shard in rows.items() if shard != place.name}
+    return shard_of

@@ -1,0 +1,97 @@
+"""The result of a repair, and what the format of a folder uses to make one; see `Format.repair`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry
+from ckptfix.findings.row import Finding, Severity
+from ckptfix.findings.table import found
+
+
+@dataclass(frozen=True, slots=True)
+class LostTensor:
+    """A tensor that is not intact, and why; `filled` describes its replacement, "" if it is left out.
+
+    `taken`: all of the replacement comes from a different file, and no byte of it is generated.
+    `shape` and `dtype` are None and "" for a call that does not describe a tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    reason: str
+    filled: str = ""
+    taken: bool = False
+
+    def finding(self) -> Finding:
+        what = f"{list(self.shape)} {self.dtype}: {self.reason}" if self.shape is not None else self.reason
+        if self.filled:
+            severity: Severity = "info" if self.taken else "warning"
+            return found("filled", f"{what}; filled with {self.filled}", where=self.name, severity=severity)
+        return found("lost", what, where=self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A part left out because it can run code: the function or the record that it names, and the finding."""
+
+    name: str
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Repair:
+    """The plan of a repair: what can be saved of a file.
+
+    Attributes:
+        format: of the file that `plan_to` plans.
+        kept: the intact tensors.
+        losses: the other tensors, each by name.
+        notes: what happened to the file.
+        left_out: the parts that can run code, and are not in the plan.
+        compared: the kept tensors match their checksums; if not, they are only whole inside the file.
+    """
+
+    format: str
+    kept: tuple[TensorEntry, ...]
+    losses: tuple[LostTensor, ...]
+    notes: tuple[Finding, ...]
+    plan_to: Callable[[str], Plan] = field(repr=False)
+    left_out: tuple[LeftOut, ...] = ()
+    compared: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the kept tensors; a storage that several share counts once."""
+        seen = {
+            (storage.identity, storage.nbytes)
+            for entry in self.kept
+            for storage in (leaf.storage for leaf in leaves(entry))
+            if storage is not None and storage.data is not None
+        }
+        return sum(nbytes for _, nbytes in seen)
+
+
+def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
+    """Yield the entry and its parts."""
+    stack = [entry]
+    while stack:
+        one = stack.pop()
+        yield one
+        stack += one.parts
+
+
+class RepairTools(NamedTuple):
+    """The functions that `Format.repair` may use.
+
+    Attributes:
+        file: plans the repair of one file of the folder, whatever its format.
+        without: (checkpoint, name of a tensor -> why it is lost, losses that the checkpoint does not list) -> the plan
+            of the rest, in which lost tensors are left out or filled as the user asked.
+    """
+
+    file: Callable[[str], Repair]
+    without: Callable[[Checkpoint, Mapping[str, str], Sequence[LostTensor]], Repair]

@@ -1,0 +1,83 @@
+"""Repair of a checkpoint that is a folder of many files: its format states what is lost, and the rest is written.
+
+A folder of keys and tensors is written as a folder of its own format, and one with objects as one torch file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.formats import format_of
+from ckptfix.formats.base import Format
+from ckptfix.formats.repairs import LostTensor, Repair, RepairTools
+from ckptfix.ops.repair.fill import Donor, Fill, Filling, with_data
+from ckptfix.ops.repair.rank_files import lost_tensors, mended
+
+
+def becomes_folder(format: Format | None) -> bool:
+    """Return whether a repaired checkpoint of `format` is a folder."""
+    return format is not None and "objects" not in format.states and format.writes
+
+
+def repair_folder(
+    path: str,
+    format: Format,
+    repair_file: Callable[[str], Repair],
+    *,
+    fill: Fill | None = None,
+    donor: Checkpoint | None = None,
+) -> Repair:
+    """Plan what can be saved of the folder `path`, or of the folder whose index is `path`.
+
+    Args:
+        repair_file: plans the repair of one file of it.
+        fill, donor: replacements of lost tensors; see `repair_torch`.
+
+    Raises:
+        DamagedFile: nothing lists the tensors that there were.
+    """
+
+    def without(checkpoint: Checkpoint, lost: Mapping[str, str], losses: Sequence[LostTensor]) -> Repair:
+        made = mended if "objects" in format.states else _written
+        return made(checkpoint, lost, losses, fill=fill, donor=donor)
+
+    if format.repair is not None:
+        return format.repair(path, RepairTools(repair_file, without))
+    checkpoint = format.read(path)
+    lost = {entry.name: why for entry, why in lost_tensors(checkpoint.entries)}
+    # A missing file may hold data that nothing lists, such as optimizer states: they are lost too.
+    missing = [] if lost else [finding for finding in checkpoint.findings if finding.id == "missing-rank"]
+    return without(checkpoint, lost, [LostTensor(finding.where, None, "", finding.message) for finding in missing])
+
+
+def _written(
+    checkpoint: Checkpoint,
+    lost: Mapping[str, str],
+    losses: Sequence[LostTensor] = (),
+    *,
+    fill: Fill | None = None,
+    donor: Checkpoint | None = None,
+) -> Repair:
+    """Plan a folder without the tensors that are `lost`, or with other bytes in their place; see `mended`."""
+    format = format_of(checkpoint)
+    filling = Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
+    kept: list[TensorEntry] = []
+    written: list[TensorEntry] = []
+    rows = list(losses)
+    for entry in checkpoint.entries:
+        why = lost.get(entry.name)
+        if why is None:
+            kept.append(entry)
+            written.append(entry)
+            continue
+        data, what, taken = filling.of(entry)
+        rows.append(LostTensor(entry.name, entry.shape, entry.dtype, why, what, taken))
+        written += [] if data is None else [with_data(entry, data)]
+    return Repair(
+        format.name,
+        tuple(kept),
+        tuple(rows),
+        (),
+        lambda dest: format.plan_write(written, dest, metadata=checkpoint.metadata),
+    )
