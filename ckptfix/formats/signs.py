@@ -39,7 +39,11 @@ class Beginning:
 
         The directory is searched and not parsed: nearly all zips are checkpoints.
         """
-        return self.head.startswith(ZIP) and f"/{name}".encode() in self._directory
+        return self.has_text(f"/{name}")
+
+    def has_text(self, text: str) -> bool:
+        """Return whether it is a zip whose directory contains `text`."""
+        return self.head.startswith(ZIP) and text.encode() in self._directory
 
     @cached_property
     def _directory(self) -> bytes:
@@ -77,6 +81,23 @@ def zipped(seen: Beginning) -> bool:
 def record(name: str) -> Sign:
     """Return the sign that a zip has the record ``ROOT/NAME``."""
     return lambda seen: seen.has_record(name)
+
+
+def begins(with_bytes: bytes) -> Sign:
+    """Return the sign that the file begins with these bytes."""
+    return lambda seen: seen.head.startswith(with_bytes)
+
+
+def zip_of(suffix: str) -> Sign:
+    """Return the sign that a zip has a file with this suffix."""
+    return lambda seen: seen.has_text(suffix)
+
+
+def mapped(seen: Beginning) -> bool:
+    """Return whether the file begins like a MessagePack mapping whose first key is text."""
+    head = seen.head
+    at = {0xDE: 3, 0xDF: 5}.get(head[0], 1 if 0x81 <= head[0] <= 0x8F else 0) if head else 0
+    return at > 0 and len(head) > at and (0xA0 <= head[at] < 0xC0 or 0xD9 <= head[at] <= 0xDB)
 
 
 def legacy(seen: Beginning) -> bool:

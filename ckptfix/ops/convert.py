@@ -183,6 +183,9 @@ def _planned(
     if at is not None:
         raise Refused("--at picks a state dict for safetensors; a torch file keeps the whole object")
     if target.recode is None or not states(checkpoint, "objects"):
+        if any(entry.at for entry in checkpoint.entries) or any(True for _ in checkpoint.values()):
+            # A new state dict has no place for other dicts and values: they are left behind, and named.
+            return _one_state_dict(checkpoint, dest, target, None, drop_unsupported)
         return _every_tensor(checkpoint, dest, target)
     refuse_piece(checkpoint)
     refuse_damaged(checkpoint)
