@@ -15,7 +15,6 @@ flax/serialization.py (``_msgpack_ext_pack``, ``_chunk``).
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,9 +22,10 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported
 from ckptfix.formats.arrays.common import Array, checkpoint_of, numpy_kind, read_only
+from ckptfix.formats.arrays.cursor import Cursor
 from ckptfix.formats.signs import Beginning, mapped
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import Source, open_source, truncated_hint
+from ckptfix.io.source import Source, open_source
 
 NAME = "flax"
 
@@ -38,9 +38,6 @@ MOST_LEVELS = 100
 
 MOST_TEXT = 1 << 20
 """The limit in bytes of a name or a text."""
-
-WINDOW = 1 << 16
-"""Bytes that are read at once between arrays."""
 
 OPTIMIZER = ("opt_state", "optimizer", "optimizer_state")
 """Names at the top of a train state that hold the state of an optimizer (``flax.training.train_state.TrainState``,
@@ -71,15 +68,12 @@ class PackedArray:
     data: Data
 
 
-class _Reader:
-    """Reader of MessagePack values one by one, which leaves long byte strings in the file."""
+class _Reader(Cursor):
+    """Reader of MessagePack values one by one, which leaves byte strings in the file."""
 
     def __init__(self, source: Source) -> None:
-        self.source = source
-        self.at = 0
+        super().__init__(source)
         self.values = 0
-        self._start = 0
-        self._window = b""
 
     def value(self, level: int = 0) -> object:
         """Read the value at the current place.
@@ -97,7 +91,7 @@ class _Reader:
             limit = f"{MOST_VALUES:,} values" if level <= MOST_LEVELS else f"{MOST_LEVELS} levels"
             raise Unsupported(f"the file has more than {limit}", path=self.source.name, offset=self.at)
         at = self.at
-        first = self._take(1)[0]
+        first = self.take(1)[0]
         if first < 0x80:
             return first
         if first >= 0xE0:
@@ -105,13 +99,12 @@ class _Reader:
         if first in (0xC0, 0xC2, 0xC3):
             return {0xC0: None, 0xC2: False, 0xC3: True}[first]
         if first in _NUMBERS:
-            code = _NUMBERS[first]
-            number: object = struct.unpack(code, self._take(struct.calcsize(code)))[0]
+            number: object = self.number(_NUMBERS[first])
             return number
         if 0xD4 <= first <= 0xD8:
             return self._extension(1 << (first - 0xD4), at, level)
         if first in _SIZED:
-            length = int.from_bytes(self._take(_SIZED[first]), "big")
+            length = int.from_bytes(self.take(_SIZED[first]), "big")
         elif first < 0xC0:
             length = first & (0x1F if first >= 0xA0 else 0x0F)
         else:
@@ -119,7 +112,7 @@ class _Reader:
         if 0xA0 <= first < 0xC0 or 0xD9 <= first <= 0xDB:
             return self._text(length, at)
         if 0xC4 <= first <= 0xC6:
-            return self._skip(length)
+            return self.skip(length)
         if 0xC7 <= first <= 0xC9:
             return self._extension(length, at, level)
         if first < 0x90 or first in (0xDE, 0xDF):
@@ -158,9 +151,8 @@ class _Reader:
         return PackedArray(arrays[0].dtype, tuple(sizes), data)
 
     def _extension(self, length: int, at: int, level: int) -> object:
-        kind = self._take(1)[0]
+        kind = self.take(1)[0]
         end = self.at + length
-        self._check(end)
         if kind not in (1, 2, 3):
             raise DamagedFile(f"flax writes no extension type {kind}", path=self.source.name, offset=at)
         made = self.value(level + 1)
@@ -178,30 +170,7 @@ class _Reader:
     def _text(self, length: int, at: int) -> str:
         if length > MOST_TEXT:
             raise Unsupported(f"a text of {length:,} bytes is too long", path=self.source.name, offset=at)
-        return self._take(length).decode("utf-8", "backslashreplace")
-
-    def _skip(self, length: int) -> ByteRange:
-        self._check(self.at + length)
-        made = ByteRange(self.source.name, self.at, length)
-        self.at += length
-        return made
-
-    def _take(self, length: int) -> bytes:
-        self._check(self.at + length)
-        start = self.at - self._start
-        if start < 0 or start + length > len(self._window):
-            self._start = self.at
-            self._window = self.source.read(self.at, min(max(WINDOW, length), self.source.size - self.at))
-            start = 0
-        self.at += length
-        return self._window[start : start + length]
-
-    def _check(self, end: int) -> None:
-        """Raise Truncated unless the file has `end` bytes."""
-        if end > self.source.size:
-            message = f"a value ends {end - self.source.size} bytes beyond the end of the file"
-            hint = truncated_hint(self.source.name)
-            raise Truncated(message, path=self.source.name, offset=self.at, hint=hint)
+        return self.take(length).decode("utf-8", "backslashreplace")
 
 
 def _in_order(numbered: object) -> list[object]:
