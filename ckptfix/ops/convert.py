@@ -20,7 +20,7 @@ from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pic
 from ckptfix.io.elements import resolved, row_major
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
-from ckptfix.ops import choose
+from ckptfix.ops import choose, quantized
 from ckptfix.ops.audit.promise import Promise, everything, listed
 from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.choose import refuse_damaged
@@ -122,6 +122,7 @@ def plan_conversion(
         return _dequantized(checkpoint, dest, target, at, drop_unsupported, dtype)
     if dtype is not None:
         raise Refused("--dtype is the dtype of dequantized weights", hint="add --dequantize, or use `ckptfix cast`")
+    quantized.refuse_blocks(checkpoint)
     if take is not None and at is None:
         return _taken(take(checkpoint, weights, optimizer), checkpoint, dest, target, drop_unsupported)
     if weights is not None or optimizer:

@@ -91,6 +91,7 @@ class Array:
         kind: the file's own name of the type, for a type that torch lacks.
         at: address of the state dict.
         crc32: checksum of the bytes in the file, if it states one.
+        detail: as in `TensorEntry`.
     """
 
     key: str
@@ -103,6 +104,7 @@ class Array:
     kind: str = ""
     at: str = ""
     crc32: int | None = None
+    detail: str = ""
 
 
 def tensor_of(array: Array) -> TensorEntry:
@@ -137,7 +139,7 @@ def tensor_of(array: Array) -> TensorEntry:
             data, stride = _row_major(data, array.shape, itemsize), contiguous_stride(array.shape)
     crc32 = array.crc32 if data is array.data else None
     storage = Storage(array.key, array.dtype, data.length, "cpu", data, crc32)
-    return TensorEntry(array.key, array.at, storage, array.dtype, array.shape, stride)
+    return TensorEntry(array.key, array.at, storage, array.dtype, array.shape, stride, detail=array.detail)
 
 
 def _row_major(data: Derived, shape: tuple[int, ...], itemsize: int) -> Derived:

@@ -14,12 +14,15 @@ such a type is read as its bytes, one row of blocks after the other, with the ty
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, TensorEntry, contiguous_stride
+from ckptfix.checkpoint import ByteRange, Checkpoint
+from ckptfix.checkpoint.quantization import BLOCKS
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import step
 from ckptfix.findings.table import found
 from ckptfix.formats.arrays.common import Array, checkpoint_of, read_only
 from ckptfix.formats.arrays.cursor import Cursor
@@ -232,7 +235,18 @@ def _array(path: str, row: _Row, kind: GgmlType, start: int, *, big: bool) -> Ar
         count *= size
     itemsize = kind.nbytes if kind.dtype is not None else 1
     data = ByteRange(path, start + row.offset, min(count * itemsize, 1 << 62))
-    return Array(row.name, kind.dtype or "uint8", shape, data, big=big)
+    detail = "" if kind.dtype else f"{BLOCKS}{kind.name}"
+    return Array(row.name, kind.dtype or "uint8", shape, data, big=big, detail=detail)
 
 
-FORMAT = read_only(NAME, "GGUF model", (".gguf",), score, read, finding="gguf-file")
+def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield the findings of every GGUF file; its blocks are dequantized when it is converted."""
+    plain, *others = _READER.notes(checkpoint)
+    blocks = any(entry.detail.startswith(BLOCKS) for entry in checkpoint.entries)
+    yield plain.fixed_by(step("convert", to="safetensors", dequantize=True)) if blocks else plain
+    yield from others
+
+
+_READER = read_only(NAME, "GGUF model", (".gguf",), score, read, finding="gguf-file")
+
+FORMAT = replace(_READER, notes=notes)

@@ -204,7 +204,8 @@ class Dequantization:
             to = self.puts[row.used[0].name].dtype
             counts[row.weight.label, to] = counts.get((row.weight.label, to), 0) + 1
         lines = [f"dequantized {plural(number, 'weight')} to {to}: {label}" for (label, to), number in counts.items()]
-        lines.append(f"left out with them: {some(self.companions)}")
+        if self.companions:
+            lines.append(f"left out with them: {some(self.companions)}")
         if self.settings.rows and not folder:
             lines.append("remove the quantization settings from the config.json that you use with the output")
         return lines
