@@ -97,6 +97,7 @@ _ROWS = {
     "npz": _Row("arrays.numpy_files", signs.zip_of(".npy"), "NPZ", suffixes=(".npz",)),
     "flax": _Row("arrays.flax", signs.mapped, suffixes=(".msgpack",)),
     "gguf": _Row("arrays.gguf", signs.begins(b"GGUF"), suffixes=(".gguf",)),
+    "onnx": _Row("arrays.onnx", signs.model_proto, suffixes=(".onnx",)),
     "dcp": _Row("dcp.format", signs.named(".metadata"), folder=True),
     "dcp-ranks": _Row("dcp.format", signs.never, "RANKS_FORMAT", folder=True),
     "dcp-safetensors": _Row("dcp.format", signs.never, "IMAGES_FORMAT", folder=True),

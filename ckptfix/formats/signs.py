@@ -100,6 +100,12 @@ def mapped(seen: Beginning) -> bool:
     return at > 0 and len(head) > at and (0xA0 <= head[at] < 0xC0 or 0xD9 <= head[at] <= 0xDB)
 
 
+def model_proto(seen: Beginning) -> bool:
+    """Return whether the file begins like an ONNX ModelProto: ir_version, then a producer, an opset or the graph."""
+    head = seen.head
+    return len(head) > 5 and head[0] == 0x08 and 1 <= head[1] <= 0x20 and head[2] in (0x12, 0x3A, 0x42)
+
+
 def legacy(seen: Beginning) -> bool:
     """Return whether the file begins with the pickle of torch's magic number."""
     return is_legacy(seen.head)

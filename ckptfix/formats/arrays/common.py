@@ -17,12 +17,14 @@ from ckptfix.checkpoint import (
     Checkpoint,
     Data,
     Derived,
+    FileVersion,
     NameList,
     StateDict,
     Storage,
     TensorEntry,
     contiguous_stride,
     dtypes,
+    file_of,
 )
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
@@ -32,6 +34,7 @@ from ckptfix.formats.base import Format, plain_weights
 from ckptfix.formats.torch.readonly.common import refuse_edit, refuse_write
 from ckptfix.io.derived import byteswapped
 from ckptfix.io.read import read_chunks, read_from
+from ckptfix.io.source import open_source
 
 MOST_ELEMENTS = 1 << 63
 """The element count from which on torch cannot represent a tensor."""
@@ -171,14 +174,18 @@ def checkpoint_of(
     values: Mapping[str, object] | None = None,
     metadata: Mapping[str, str] | None = None,
     optimizer: Sequence[str] = (),
+    others: Sequence[FileVersion] = (),
 ) -> Checkpoint:
     """Return the checkpoint of a file with these arrays. An array that contradicts itself becomes a finding.
 
     Args:
+        size: bytes of the file.
+        others: the other files that data is in, as they were opened.
         values: other values by name: numbers, text.
         optimizer: addresses that hold the state of an optimizer.
     """
     noted = list(findings)
+    sizes = {path: size, **{other.path: other.stamp.size for other in others}}
     entries: dict[tuple[str, str], TensorEntry] = {}
     for array in arrays:
         offset = array.data.offset if isinstance(array.data, ByteRange) else None
@@ -194,30 +201,40 @@ def checkpoint_of(
         if array.dtype is None:
             message = f"torch has no type for {array.kind}; read as {array.data.length} raw bytes"
             noted.append(found("unknown-dtype", message, where=entry.name, offset=offset))
-        if offset is not None and offset + array.data.length > size:
-            left = max(size - offset, 0)
+        beyond = offset is not None and offset + array.data.length > sizes[file_of(array.data)]
+        if offset is not None and beyond:
+            left = max(sizes[file_of(array.data)] - offset, 0)
             message = f"the file promises {array.data.length} bytes, and has {left}"
             noted.append(found("truncated", message, where=entry.name, offset=offset))
         entries[entry.at, entry.key] = entry
     listed = tuple(entries.values())
-    others = dict(values or {})
+    leaves = dict(values or {})
     dicts: dict[str, list[str]] = {}
     for entry in listed:
         dicts.setdefault(entry.at, []).append(entry.key)
     return Checkpoint(
         path=path,
         format=format,
-        size=size,
+        size=sum(sizes.values()),
         traits=traits,
         load_entries=lambda: listed,
-        load_values=lambda: iter(others.items()),
+        load_values=lambda: iter(leaves.items()),
         metadata=metadata or {},
         sites=tuple(NameList(at, "state_dict", tuple(keys)) for at, keys in dicts.items()),
         state_dicts=tuple(
-            StateDict(at, len(keys), 0 if at else len(others), optimizer=at in optimizer) for at, keys in dicts.items()
+            StateDict(at, len(keys), 0 if at else len(leaves), optimizer=at in optimizer) for at, keys in dicts.items()
         ),
         findings=noted,
+        files=_versions(path, others),
     )
+
+
+def _versions(path: str, others: Sequence[FileVersion]) -> tuple[FileVersion, ...]:
+    """Return the versions of all files of a checkpoint; none for a single file, whose version its opener knows."""
+    if not others:
+        return ()
+    with open_source(path) as reader:
+        return (FileVersion(path, reader.mark), *others)
 
 
 def findings_of(checkpoint: Checkpoint) -> Iterator[Finding]:
