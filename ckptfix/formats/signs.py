@@ -106,6 +106,11 @@ def model_proto(seen: Beginning) -> bool:
     return len(head) > 5 and head[0] == 0x08 and 1 <= head[1] <= 0x20 and head[2] in (0x12, 0x3A, 0x42)
 
 
+def hdf5(seen: Beginning) -> bool:
+    """Return whether the signature of HDF5 is at the beginning, or behind a user block of 512, 1024 or 2048 bytes."""
+    return any(seen.head.startswith(b"\x89HDF\r\n\x1a\n", at) for at in (0, 512, 1024, 2048))
+
+
 def legacy(seen: Beginning) -> bool:
     """Return whether the file begins with the pickle of torch's magic number."""
     return is_legacy(seen.head)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
-from ckptfix.formats.foreign.file import Answer, UnknownFile
+from ckptfix.formats.foreign.file import INSTALL_H5PY, Answer, UnknownFile
 from ckptfix.formats.members import CHECKPOINTS, kind_of
 from ckptfix.formats.signs import is_tar_header
 from ckptfix.io.source import Source, open_source
@@ -82,7 +82,7 @@ def _zip_of(names: Sequence[str], file: UnknownFile) -> Answer:
     if "[Content_Types].xml" in files:
         return Answer("unknown-format", "an office document (Word, Excel or PowerPoint)")
     if "model.weights.h5" in lasts:
-        return Answer("other-framework", "a Keras model (.keras)", f"keras.saving.load_model({file.name!r}) reads it")
+        return Answer("other-framework", "a Keras model (.keras)", INSTALL_H5PY)
     if "MAR-INF/MANIFEST.json" in files:
         return Answer("other-framework", "a TorchServe archive (.mar)", f"unpack it first: unzip {quoted(file.path)}")
     if "META-INF/MANIFEST.MF" in files:

@@ -19,7 +19,8 @@ from typing import Any
 from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
 from ckptfix.formats.foreign.archives import folder, tar_archive, zip_archive
-from ckptfix.formats.foreign.file import Answer, UnknownFile
+from ckptfix.formats.foreign.file import INSTALL_H5PY, Answer, UnknownFile
+from ckptfix.formats.signs import Beginning, hdf5
 from ckptfix.io.source import found_as
 from ckptfix.pickles.names import survey
 from ckptfix.urls import as_path
@@ -184,12 +185,11 @@ def _gguf(file: UnknownFile) -> Answer | None:
 
 
 def _hdf5(file: UnknownFile) -> Answer | None:
-    # The signature is at 0, or behind a user block of 512, 1024, ... bytes.
-    if not any(file.head.startswith(b"\x89HDF\r\n\x1a\n", at) for at in (0, 512, 1024, 2048)):
+    if not hdf5(Beginning(file.path, file.head, file.size)):
         return None
     keras = any(word in file.head for word in (b"keras_version", b"model_weights", b"layer_names", b"_layer"))
     what = "a Keras model (HDF5)" if keras else "an HDF5 file, as Keras writes"
-    return Answer("other-framework", what, "the Python package h5py reads it")
+    return Answer("other-framework", what, INSTALL_H5PY)
 
 
 def _tensorflow(file: UnknownFile) -> Answer | None:
