@@ -100,6 +100,7 @@ _ROWS = {
     "onnx": _Row("arrays.onnx", signs.model_proto, suffixes=(".onnx",)),
     "hdf5": _Row("arrays.hdf5", signs.hdf5, suffixes=(".h5", ".hdf5")),
     "keras": _Row("arrays.hdf5", signs.zip_of("model.weights.h5"), "KERAS", suffixes=(".keras",)),
+    "tensorflow": _Row("arrays.tensorflow", signs.tensor_bundle, suffixes=(".index",)),
     "dcp": _Row("dcp.format", signs.named(".metadata"), folder=True),
     "dcp-ranks": _Row("dcp.format", signs.never, "RANKS_FORMAT", folder=True),
     "dcp-safetensors": _Row("dcp.format", signs.never, "IMAGES_FORMAT", folder=True),

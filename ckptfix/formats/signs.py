@@ -111,6 +111,11 @@ def hdf5(seen: Beginning) -> bool:
     return any(seen.head.startswith(b"\x89HDF\r\n\x1a\n", at) for at in (0, 512, 1024, 2048))
 
 
+def tensor_bundle(seen: Beginning) -> bool:
+    """Return whether the file begins with the first row of TensorFlow's index: an empty key, a header of one field."""
+    return len(seen.head) > 4 and seen.head[:2] == b"\0\0" and 0 < seen.head[2] < 64 and seen.head[3] == 0x08
+
+
 def legacy(seen: Beginning) -> bool:
     """Return whether the file begins with the pickle of torch's magic number."""
     return is_legacy(seen.head)
