@@ -1,4 +1,4 @@
-"""Small writers of other frameworks' files, from the descriptions of their formats; `test_arrays` tries real ones too."""
+"""Small writers of other frameworks' files, from the descriptions of their formats."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def proto(*fields: tuple[int, int | bytes]) -> bytes:
 
 
 _ONNX = {
-    **{"float32": 1, "uint8": 2, "int8": 3, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10},
-    **{"float64": 11, "bfloat16": 16},
+    "float32": 1, "uint8": 2, "int8": 3, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
+    "float64": 11, "bfloat16": 16,
 }
 
 
@@ -123,8 +123,8 @@ def onnx(arrays: Arrays, path: Path) -> None:
 
 
 _TENSORFLOW = {
-    **{"float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int16": 5, "int8": 6, "int64": 9, "bool": 10},
-    **{"bfloat16": 14, "float16": 19},
+    "float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int16": 5, "int8": 6, "int64": 9, "bool": 10,
+    "bfloat16": 14, "float16": 19,
 }
 
 
@@ -141,15 +141,15 @@ def tensorflow(arrays: Arrays, path: Path, *, shards: int = 1) -> None:
     for place, (key, value) in enumerate(sorted(arrays.items())):
         shape = proto(*((2, proto((1, size))) for size in value.shape))
         shard = place % shards
-        fields = [(1, _TENSORFLOW[value.dtype.name]), (2, shape), (3, shard), (4, len(data[shard]))]
-        rows[key.encode()] = proto(*fields, (5, value.nbytes))
+        first = ((1, _TENSORFLOW[value.dtype.name]), (2, shape), (3, shard))
+        rows[key.encode()] = proto(*first, (4, len(data[shard])), (5, value.nbytes))
         data[shard] += value.tobytes()
-    first = block(rows)
-    index = block({b"~": varint(0) + varint(len(first) - 5)})
+    table = block(rows)
+    index = block({b"~": varint(0) + varint(len(table) - 5)})
     empty = block({})
-    places = varint(len(first) + len(index)) + varint(len(empty) - 5) + varint(len(first)) + varint(len(index) - 5)
+    places = varint(len(table) + len(index)) + varint(len(empty) - 5) + varint(len(table)) + varint(len(index) - 5)
     magic = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
-    path.write_bytes(first + index + empty + places.ljust(40, b"\0") + magic)
+    path.write_bytes(table + index + empty + places.ljust(40, b"\0") + magic)
     for shard, raw in enumerate(data):
         Path(f"{str(path).removesuffix('.index')}.data-{shard:05d}-of-{shards:05d}").write_bytes(raw)
 

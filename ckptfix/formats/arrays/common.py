@@ -59,7 +59,7 @@ _LETTERS: Mapping[str, str] = {
     **{f"f{size}": f"float{8 * size}" for size in (2, 4, 8)},
     **{f"i{size}": f"int{8 * size}" for size in (1, 2, 4, 8)},
     **{f"u{size}": f"uint{8 * size}" for size in (1, 2, 4, 8)},
-    **{"b1": "bool", "c8": "complex64", "c16": "complex128", "V2": "bfloat16"},
+    "b1": "bool", "c8": "complex64", "c16": "complex128", "V2": "bfloat16",
 }
 """NumPy's code for a type without its byte order -> torch's name.
 

@@ -54,7 +54,7 @@ _CODES = {
     **{f"float{8 * size}": f"<f{size}" for size in (2, 4, 8)},
     **{f"int{8 * size}": f"<i{size}" for size in (1, 2, 4, 8)},
     **{f"uint{8 * size}": f"<u{size}" for size in (1, 2, 4, 8)},
-    **{"bool": "|b1", "bfloat16": "<V2", "complex64": "<c8", "complex128": "<c16"},
+    "bool": "|b1", "bfloat16": "<V2", "complex64": "<c8", "complex128": "<c16",
 }
 """Name of a dtype -> NumPy's code for it."""
 

@@ -21,7 +21,7 @@ from ckptfix.errors import BadDirectory, CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.arrays.common import Array, checkpoint_of, numpy_kind, read_only
-from ckptfix.formats.signs import ZIP, Beginning, zip_of
+from ckptfix.formats.signs import Beginning, zip_of
 from ckptfix.io.read import cut, read_chunks, read_from
 from ckptfix.io.source import Source, open_source
 from ckptfix.zips.local import record_data

@@ -55,10 +55,10 @@ class OnnxType(NamedTuple):
 TYPES: Mapping[int, OnnxType] = {
     number: OnnxType(dtype, dtype)
     for number, dtype in {
-        **{1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool"},
-        **{10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128"},
-        **{16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz"},
-        **{24: "float8_e8m0fnu"},
+        1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool",
+        10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128",
+        16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz",
+        24: "float8_e8m0fnu",
     }.items()
 } | {21: OnnxType(None, "UINT4"), 22: OnnxType(None, "INT4"), 23: OnnxType(None, "FLOAT4E2M1")}
 """Number of a type -> the type. Those of four bits hold two elements in a byte."""

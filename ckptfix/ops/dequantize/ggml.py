@@ -74,7 +74,8 @@ def q8_k(block: Bytes) -> Array:
 def _two_bits(codes: Bytes) -> Array:
     """Return 256 codes from 64 bytes: of each half, the lowest two bits of its 32 bytes, then the next two."""
     parts = codes.reshape(-1, 2, 1, 32) >> _shifts(0, 2, 4, 6)
-    return (parts & 3).reshape(-1, 256)
+    made: Array = (parts & 3).reshape(-1, 256)
+    return made
 
 
 def _shifts(*amounts: int) -> Array:
@@ -87,7 +88,8 @@ def q2_k(block: Bytes) -> Array:
     scale = _half(block, 80) * (block[:, :16] & 15).astype("f4")
     least = _half(block, 82) * (block[:, :16] >> 4).astype("f4")
     codes = _two_bits(block[:, 16:80]).reshape(-1, 16, 16).astype("f4")
-    return (scale[:, :, None] * codes - least[:, :, None]).reshape(-1, 256)
+    made: Array = (scale[:, :, None] * codes - least[:, :, None]).reshape(-1, 256)
+    return made
 
 
 def q3_k(block: Bytes) -> Array:
@@ -100,7 +102,8 @@ def q3_k(block: Bytes) -> Array:
     # A bit that is not set subtracts 4.
     unset = numpy.uint8(1) - ((block[:, None, :32] >> numpy.arange(8, dtype=numpy.uint8)[:, None]) & 1)
     codes = _two_bits(block[:, 32:96]).astype("f4") - (unset.reshape(-1, 256) << 2)
-    return (scale[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
+    made: Array = (scale[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
+    return made
 
 
 def _scales_and_least(packed: Bytes) -> tuple[Array, Array]:
@@ -115,13 +118,15 @@ def _scales_and_least(packed: Bytes) -> tuple[Array, Array]:
 
 def _four_bits(codes: Bytes) -> Array:
     """Return 256 codes from 128 bytes: of each quarter, the low bits of its 32 bytes, and then the high ones."""
-    return ((codes.reshape(-1, 4, 1, 32) >> _shifts(0, 4)) & 15).reshape(-1, 256)
+    made: Array = ((codes.reshape(-1, 4, 1, 32) >> _shifts(0, 4)) & 15).reshape(-1, 256)
+    return made
 
 
 def _with_least(block: Bytes, codes: Array) -> Array:
     scale, least = _scales_and_least(block[:, 4:16])
     scale, least = _half(block, 0) * scale, _half(block, 2) * least
-    return (scale[:, :, None] * codes.reshape(-1, 8, 32).astype("f4") - least[:, :, None]).reshape(-1, 256)
+    made: Array = (scale[:, :, None] * codes.reshape(-1, 8, 32).astype("f4") - least[:, :, None]).reshape(-1, 256)
+    return made
 
 
 def q4_k(block: Bytes) -> Array:
@@ -140,7 +145,8 @@ def q6_k(block: Bytes) -> Array:
     high = ((block[:, 128:192].reshape(-1, 2, 1, 32) >> _shifts(0, 2, 4, 6)) & 3).reshape(-1, 256)
     codes = (low | high << 4).astype("f4") - 32
     scale = _half(block, 208) * block[:, 192:208].view("i1").astype("f4")
-    return (scale[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
+    made: Array = (scale[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
+    return made
 
 
 _CURVE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -160,7 +166,8 @@ def iq4_xs(block: Bytes) -> Array:
     high = (numpy.ascontiguousarray(block[:, 2:4]).view("<u2") >> numpy.arange(0, 16, 2, dtype=numpy.uint16)) & 3
     scale = _half(block, 0) * ((low | high << 4).astype("f4") - 32)
     codes = ((block[:, 8:136].reshape(-1, 8, 1, 16) >> _shifts(0, 4)) & 15).reshape(-1, 8, 32)
-    return (scale[:, :, None] * numpy.array(_CURVE, numpy.float32)[codes]).reshape(-1, 256)
+    made: Array = (scale[:, :, None] * numpy.array(_CURVE, numpy.float32)[codes]).reshape(-1, 256)
+    return made
 
 
 def mxfp4(block: Bytes) -> Array:
