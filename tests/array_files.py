@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
@@ -53,6 +54,10 @@ def flax(arrays: Arrays, path: Path) -> None:
             inner = inner.setdefault(level, {})
         inner[last] = value
     path.write_bytes(msgpack(root))
+
+
+def pickled(arrays: Arrays, path: Path) -> None:
+    path.write_bytes(pickle.dumps(dict(arrays)))
 
 
 _GGML = {"float32": 0, "float16": 1, "int8": 24, "int16": 25, "int32": 26, "int64": 27, "float64": 28, "bfloat16": 30}
@@ -187,6 +192,7 @@ class ArrayFormat(NamedTuple):
 
 _ALL = frozenset(_ONNX)
 WRITERS: Mapping[str, ArrayFormat] = {
+    "arrays": ArrayFormat(pickled, ".pkl", _ALL - {"bfloat16"}),
     "npz": ArrayFormat(npz, ".npz", _ALL - {"bfloat16"}),
     "flax": ArrayFormat(flax, ".msgpack", _ALL),
     "gguf": ArrayFormat(gguf, ".gguf", frozenset(_GGML)),

@@ -93,6 +93,7 @@ _ROWS = {
     "archive": _Row("torch.readonly.archive", signs.archive),
     "torchscript": _Row("programs.format", signs.record("constants.pkl"), "TORCHSCRIPT"),
     "exported-program": _Row("programs.format", signs.record("archive_format"), "EXPORTED"),
+    "arrays": _Row("arrays.pickled", signs.pickled, suffixes=(".pkl", ".pickle")),
     "npy": _Row("arrays.numpy_files", signs.begins(b"\x93NUMPY"), "NPY", suffixes=(".npy",)),
     "npz": _Row("arrays.numpy_files", signs.zip_of(".npy"), "NPZ", suffixes=(".npz",)),
     "flax": _Row("arrays.flax", signs.mapped, suffixes=(".msgpack",)),

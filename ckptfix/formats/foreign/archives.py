@@ -77,8 +77,6 @@ def _zip_of(names: Sequence[str], file: UnknownFile) -> Answer:
         return Answer(
             "repacked-zip", f"a torch checkpoint that was unpacked and zipped again{mac}", f"unzip it, then {_REPACK}"
         )
-    if all(name.endswith(".npy") for name in files):
-        return Answer("numpy-file", f"NumPy arrays (.npz): {_listed(files)}", f"numpy.load({file.name!r}) reads it")
     if "[Content_Types].xml" in files:
         return Answer("unknown-format", "an office document (Word, Excel or PowerPoint)")
     if "model.weights.h5" in lasts:

@@ -67,8 +67,9 @@ def q8_0(block: Bytes) -> Array:
 def q8_k(block: Bytes) -> Array:
     import numpy
 
-    scale = numpy.ascontiguousarray(block[:, :4]).view("<f4")
-    return block[:, 4:260].view("i1").astype("f4") * scale
+    scale: Array = numpy.ascontiguousarray(block[:, :4]).view("<f4")
+    made: Array = block[:, 4:260].view("i1").astype("f4") * scale
+    return made
 
 
 def _two_bits(codes: Bytes) -> Array:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import random
 import struct
 import zlib
@@ -153,6 +155,51 @@ def test_no_damage_is_a_crash(name: str, tmp_path: Path) -> None:
         assert done.exit_code in (0, 2), done.output
         assert "bug in ckptfix" not in done.output
         assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickles_of_model_zoos(protocol: int, tmp_path: Path) -> None:
+    """Detectron2's form, in each protocol, arrays from few bytes to many."""
+    arrays: dict[str, Any] = {"w": np.arange(400, dtype="f4").reshape(20, 20), "b": np.full(2, 200, "u1")}
+    arrays["c"] = np.ones((2, 3), order="F")
+    path, out = tmp_path / "in.pkl", tmp_path / "out.safetensors"
+    path.write_bytes(pickle.dumps({"model": arrays, "__author__": "x"}, protocol=protocol))
+    assert {(entry.at, entry.key) for entry in open_checkpoint(path).entries} == {("model", key) for key in arrays}
+    result = ckptfix.convert(path, out)
+    assert not result.account.lost and list(result.left) == ["__author__"]
+    assert {key: raw(value) for key, value in ckptfix.load_state_dict(out).items()} == {
+        key: value.tobytes() for key, value in arrays.items()
+    }
+
+
+def test_a_pickle_of_python_2(tmp_path: Path) -> None:
+    """Names and data are a str there, and a str is bytes of any value."""
+
+    def text(data: bytes) -> bytes:
+        return b"U" + bytes([len(data)]) + data
+
+    data = struct.pack("<4f", 1, 2, 3, 250)
+    path = tmp_path / "in.pkl"
+    path.write_bytes(
+        b"\x80\x02}" + text(b"blobs") + b"}" + text(b"conv1_w")
+        + b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b")
+        + b"\x87R(K\x01K\x02K\x02\x86cnumpy\ndtype\n" + text(b"f4") + b"K\x00K\x01\x87R(K\x03" + text(b"<")
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89" + text(data) + b"tbss."
+    )  # fmt: skip
+    assert ckptfix.load_state_dict(path)["conv1_w"].tolist() == [[1, 2], [3, 250]]
+
+
+def test_a_pickle_that_would_run_code_is_no_source(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (os.system, ("touch ran",))
+
+    path = tmp_path / "in.pkl"
+    path.write_bytes(pickle.dumps({"model": {"w": np.ones(400)}, "x": Evil()}))
+    with pytest.raises(errors.UnknownFormat):
+        open_checkpoint(path)
+    found = ckptfix.doctor(path)
+    assert any("system" in row.message + row.about for row in found.findings if row.severity == "error")
 
 
 def test_numpy_arrays_of_every_layout(tmp_path: Path) -> None:
