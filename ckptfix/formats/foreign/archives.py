@@ -187,7 +187,8 @@ def folder(path: str) -> Answer:
         what = f"a folder: a sharded checkpoint of another framework ({printable(index)})"
         return Answer("other-framework", what, "convert it to safetensors with its own library")
     if "saved_model.pb" in names:
-        return Answer("other-framework", "a folder: a TensorFlow SavedModel")
+        hint = "pass the file variables/variables.index in it"
+        return Answer("other-framework", "a folder: a TensorFlow SavedModel", hint)
     from ckptfix.formats.deepspeed import STATES, steps
 
     if any(name.endswith(STATES) for name in names) or steps(path):
