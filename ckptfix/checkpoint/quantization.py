@@ -607,6 +607,16 @@ SUBCLASS = Scheme(
 """A quantized weight that a torch file holds as one object, with its codes and scales as parts."""
 
 
+GGUF = Scheme(
+    "gguf-blocks", "blocks of GGUF", "", frozenset({"uint8"}), (), "(codes - offset) * scale, both in each block",
+    "ggml/src/ggml-quants.c dequantize_row_*", last=frozenset(),
+)  # fmt: skip
+"""A weight as GGUF stores it: rows of blocks, which hold their own scales."""
+
+BLOCKS = "GGUF blocks "
+"""The beginning of `TensorEntry.detail` of such a tensor; the name of the type follows."""
+
+
 UNKNOWN = Scheme(
     "unknown-layout", "quantized in an unknown layout", "", frozenset(), (), "",
     "names and dtypes of codes and companions match a scheme, but a shape does not", last=frozenset(),
@@ -736,7 +746,7 @@ def recognised(
                 taken.update(found.names)
 
     absent = frozenset(elsewhere.names).difference(elsewhere.entries)
-    take(lambda entry: _subclass(entry) or _of(entry, by_at[entry.at], (), absent=absent if not entry.at else ()))
+    take(lambda entry: _alone(entry) or _of(entry, by_at[entry.at], (), absent=absent if not entry.at else ()))
     own = {entry.name for entry in listed}
     for entry in elsewhere.entries.values():
         # The codes are in another shard, and a companion is in this one.
@@ -761,8 +771,10 @@ def recognised(
     return Quantization(tuple(weights), roles)
 
 
-def _subclass(entry: TensorEntry) -> Quantized | None:
-    """Return the weight for a tensor of a class whose library defines only quantized tensors."""
+def _alone(entry: TensorEntry) -> Quantized | None:
+    """Return the weight for one tensor that holds codes and scales: of GGUF, or of a library's class."""
+    if entry.detail.startswith(BLOCKS):
+        return Quantized(GGUF, entry.name, (), f"GGUF {entry.detail.removeprefix(BLOCKS)}")
     top = entry.detail.partition(".")[0]
     if entry.kind != "wrapper" or top not in LIBRARIES:
         return None

@@ -39,7 +39,11 @@ class Beginning:
 
         The directory is searched and not parsed: nearly all zips are checkpoints.
         """
-        return self.head.startswith(ZIP) and f"/{name}".encode() in self._directory
+        return self.has_text(f"/{name}")
+
+    def has_text(self, text: str) -> bool:
+        """Return whether it is a zip whose directory contains `text`."""
+        return self.head.startswith(ZIP) and text.encode() in self._directory
 
     @cached_property
     def _directory(self) -> bytes:
@@ -77,6 +81,39 @@ def zipped(seen: Beginning) -> bool:
 def record(name: str) -> Sign:
     """Return the sign that a zip has the record ``ROOT/NAME``."""
     return lambda seen: seen.has_record(name)
+
+
+def begins(with_bytes: bytes) -> Sign:
+    """Return the sign that the file begins with these bytes."""
+    return lambda seen: seen.head.startswith(with_bytes)
+
+
+def zip_of(suffix: str) -> Sign:
+    """Return the sign that a zip has a file with this suffix."""
+    return lambda seen: seen.has_text(suffix)
+
+
+def mapped(seen: Beginning) -> bool:
+    """Return whether the file begins like a MessagePack mapping whose first key is text."""
+    head = seen.head
+    at = {0xDE: 3, 0xDF: 5}.get(head[0], 1 if 0x81 <= head[0] <= 0x8F else 0) if head else 0
+    return at > 0 and len(head) > at and (0xA0 <= head[at] < 0xC0 or 0xD9 <= head[at] <= 0xDB)
+
+
+def model_proto(seen: Beginning) -> bool:
+    """Return whether the file begins like an ONNX ModelProto: ir_version, then a producer, an opset or the graph."""
+    head = seen.head
+    return len(head) > 5 and head[0] == 0x08 and 1 <= head[1] <= 0x20 and head[2] in (0x12, 0x3A, 0x42)
+
+
+def hdf5(seen: Beginning) -> bool:
+    """Return whether the signature of HDF5 is at the beginning, or behind a user block of 512, 1024 or 2048 bytes."""
+    return any(seen.head.startswith(b"\x89HDF\r\n\x1a\n", at) for at in (0, 512, 1024, 2048))
+
+
+def tensor_bundle(seen: Beginning) -> bool:
+    """Return whether the file begins with the first row of TensorFlow's index: an empty key, a header of one field."""
+    return len(seen.head) > 4 and seen.head[:2] == b"\0\0" and 0 < seen.head[2] < 64 and seen.head[3] == 0x08
 
 
 def legacy(seen: Beginning) -> bool:

@@ -29,7 +29,7 @@ from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pic
 from ckptfix.io.elements import resolved, row_major
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
-from ckptfix.ops import choose
+from ckptfix.ops import choose, quantized
 from ckptfix.ops.any_source import every_format, takes_any_source
 from ckptfix.ops.audit.promise import Promise, everything, listed
 from ckptfix.ops.candidates import Candidate, at_address
@@ -132,6 +132,7 @@ def plan_conversion(
         return _copied(checkpoint, dest)
     if dequantize:
         return _dequantized(checkpoint, dest, target, at, drop_unsupported, dtype, source)
+    quantized.refuse_blocks(checkpoint)
     if take is not None and at is None:
         return _taken(take(checkpoint, weights, optimizer), checkpoint, dest, target, drop_unsupported)
     if weights is not None or optimizer:
@@ -201,6 +202,9 @@ def _planned(
         hint = f"`{command('extract', checkpoint.path, dest, at=at)}` writes one state dict"
         raise Refused("a torch file keeps the whole object", hint=hint)
     if target.recode is None or not states(checkpoint, "objects"):
+        if any(entry.at for entry in checkpoint.entries) or any(True for _ in checkpoint.values()):
+            # A new state dict has no place for other dicts and values: they are left behind, and named.
+            return _one_state_dict(checkpoint, dest, target, None, drop_unsupported, source)
         return _every_tensor(checkpoint, dest, target)
     refuse_piece(checkpoint)
     refuse_damaged(checkpoint)

@@ -14,6 +14,8 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import (
+    BLOCKS,
+    GGUF,
     NOWHERE,
     SUBCLASS,
     OtherShards,
@@ -209,6 +211,18 @@ def refuse(checkpoint: Checkpoint, names: Iterable[str], why: str, hint: str) ->
         more = f" ({len(wrong):,} such tensors)" if len(wrong) > 1 else ""
         message = f"{described(wrong[0], *roles[wrong[0]])}: {why}{more}"
         raise Refused(message, path=checkpoint.path, where=wrong[0], hint=hint)
+
+
+def refuse_blocks(checkpoint: Checkpoint) -> None:
+    """Refuse to write the blocks of GGUF to a file of another format, which cannot name their type.
+
+    Raises:
+        Refused: a tensor consists of such blocks.
+    """
+    if any(entry.detail.startswith(BLOCKS) for entry in checkpoint.entries):
+        names = [name for name, (_, weight) in quantization_of(checkpoint).roles.items() if weight.scheme is GGUF]
+        hint = "add --dequantize, which writes plain weights"
+        refuse(checkpoint, names, "other formats cannot name the type of its blocks", hint)
 
 
 def selecting(names: Collection[str], others: Collection[str]) -> str:

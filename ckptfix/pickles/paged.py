@@ -92,11 +92,11 @@ class Pages:
 
 
 class _PagedMachine(Machine):
-    """The machine over pages. `stays` decides by its first bytes whether a byte string stays in the file."""
+    """The machine over pages. `stays` decides by its first bytes whether a byte string stays in the file; None: all."""
 
     u32 = staticmethod(lambda data, offset: (int.from_bytes(data[offset : offset + 4], "little"),))
 
-    def __init__(self, graph: Graph, stays: Callable[[bytes], bool], raw: RawData | None) -> None:
+    def __init__(self, graph: Graph, stays: Callable[[bytes], bool] | None, raw: RawData | None) -> None:
         super().__init__(graph)
         self.stays = stays
         self.raw = raw
@@ -111,9 +111,15 @@ class _PagedMachine(Machine):
         if (width := _BYTES.get(code)) is not None:
             first = pos + 1 + width
             count = int.from_bytes(data[pos + 1 : first], "little")
-            if count > HEAD and first + count <= len(data) and self.stays(data[first : first + HEAD]):
+            stays = self.stays is None or (count > HEAD and self.stays(data[first : first + HEAD]))
+            if stays and first + count <= len(data):
                 self.stack.append(cast(Any, UnreadBytes(first, count)))
                 return first + count
+        if code == op.BYTEARRAY8 and self.stays is None:
+            count = int.from_bytes(data[pos + 1 : pos + 9], "little")
+            if pos + 9 + count <= len(data):
+                self.stack.append(cast(Any, UnreadBytes(pos + 9, count)))
+                return pos + 9 + count
         return super().rare(code, pos)
 
 
@@ -128,7 +134,7 @@ def parse_paged(
     size: int,
     *,
     start: int = 0,
-    stays: Callable[[bytes], bool],
+    stays: Callable[[bytes], bool] | None,
     raw: RawData | None = None,
     path: str | os.PathLike[str] | None = None,
     where: str | None = None,
@@ -138,7 +144,8 @@ def parse_paged(
     Frames are not checked, because the pickle will not be edited.
 
     Args:
-        stays: decides from the first bytes of a byte string whether it becomes a `UnreadBytes`.
+        stays: decides from the first bytes of a byte string whether it becomes a `UnreadBytes`; None for all byte
+            strings, a str of Python 2 and a bytearray too.
         raw: reports bytes that follow an object and are not opcodes.
         path, where: for errors.
 

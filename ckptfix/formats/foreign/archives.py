@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
-from ckptfix.formats.foreign.file import Answer, UnknownFile
+from ckptfix.formats.foreign.file import INSTALL_H5PY, Answer, UnknownFile
 from ckptfix.formats.members import CHECKPOINTS, kind_of
 from ckptfix.formats.signs import is_tar_header
 from ckptfix.io.source import Source, open_source
@@ -77,12 +77,10 @@ def _zip_of(names: Sequence[str], file: UnknownFile) -> Answer:
         return Answer(
             "repacked-zip", f"a torch checkpoint that was unpacked and zipped again{mac}", f"unzip it, then {_REPACK}"
         )
-    if all(name.endswith(".npy") for name in files):
-        return Answer("numpy-file", f"NumPy arrays (.npz): {_listed(files)}", f"numpy.load({file.name!r}) reads it")
     if "[Content_Types].xml" in files:
         return Answer("unknown-format", "an office document (Word, Excel or PowerPoint)")
     if "model.weights.h5" in lasts:
-        return Answer("other-framework", "a Keras model (.keras)", f"keras.saving.load_model({file.name!r}) reads it")
+        return Answer("other-framework", "a Keras model (.keras)", INSTALL_H5PY)
     if "MAR-INF/MANIFEST.json" in files:
         return Answer("other-framework", "a TorchServe archive (.mar)", f"unpack it first: unzip {quoted(file.path)}")
     if "META-INF/MANIFEST.MF" in files:
@@ -189,7 +187,8 @@ def folder(path: str) -> Answer:
         what = f"a folder: a sharded checkpoint of another framework ({printable(index)})"
         return Answer("other-framework", what, "convert it to safetensors with its own library")
     if "saved_model.pb" in names:
-        return Answer("other-framework", "a folder: a TensorFlow SavedModel")
+        hint = "pass the file variables/variables.index in it"
+        return Answer("other-framework", "a folder: a TensorFlow SavedModel", hint)
     from ckptfix.formats.deepspeed import STATES, steps
 
     if any(name.endswith(STATES) for name in names) or steps(path):

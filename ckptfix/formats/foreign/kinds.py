@@ -19,7 +19,8 @@ from typing import Any
 from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
 from ckptfix.formats.foreign.archives import folder, tar_archive, zip_archive
-from ckptfix.formats.foreign.file import Answer, UnknownFile
+from ckptfix.formats.foreign.file import INSTALL_H5PY, Answer, UnknownFile
+from ckptfix.formats.signs import Beginning, hdf5
 from ckptfix.io.source import found_as
 from ckptfix.pickles.names import survey
 from ckptfix.urls import as_path
@@ -39,6 +40,7 @@ _MAGIC: tuple[tuple[int, bytes, str, str, str | None], ...] = (
     (0, b"tjgg", "gguf-file", "a GGML model (ggjt)", "convert it with the llama.cpp tools"),
     (0, b"algg", "gguf-file", "a GGML adapter (ggla)", "convert it with the llama.cpp tools"),
     (4, b"TFL3", "other-framework", "a TensorFlow Lite model", None),
+    (0, b"\x12\x01\0\0\0\0\0\0", "other-framework", "MXNet parameters", "mxnet.nd.load reads it; save it with NumPy"),
     (0, b"SQLite format 3\0", "unknown-format", "a SQLite database", None),
     (0, b"PAR1", "unknown-format", "a Parquet file", None),
     (0, b"ARROW1", "unknown-format", "an Arrow file", None),
@@ -162,47 +164,26 @@ def _inside(head: bytes) -> str:
     return answer.what if answer else "something that ckptfix does not know"
 
 
-def _numpy(file: UnknownFile) -> Answer | None:
-    if not file.head.startswith(b"\x93NUMPY"):
-        return None
-    dtype = re.search(rb"'descr': *'([^']{1,20})'", file.head)
-    shape = re.search(rb"'shape': *(\([0-9, ]{0,200}\))", file.head)
-    what = "a NumPy array (.npy)"
-    if dtype and shape:
-        what += f" of {printable(dtype[1].decode('latin-1'))} {shape[1].decode()}"
-    return Answer("numpy-file", what, f"torch.from_numpy(numpy.load({file.name!r})) reads it")
-
-
-def _gguf(file: UnknownFile) -> Answer | None:
-    if not file.head.startswith(b"GGUF"):
-        return None
-    version = int.from_bytes(file.head[4:8], "little")
-    tensors = int.from_bytes(file.head[8:16], "little")
-    return Answer(
-        "gguf-file", f"a GGUF model (version {version}, {tensors:,} tensors)", "the Python package gguf reads it"
-    )
-
-
 def _hdf5(file: UnknownFile) -> Answer | None:
-    # The signature is at 0, or behind a user block of 512, 1024, ... bytes.
-    if not any(file.head.startswith(b"\x89HDF\r\n\x1a\n", at) for at in (0, 512, 1024, 2048)):
+    if not hdf5(Beginning(file.path, file.head, file.size)):
         return None
     keras = any(word in file.head for word in (b"keras_version", b"model_weights", b"layer_names", b"_layer"))
     what = "a Keras model (HDF5)" if keras else "an HDF5 file, as Keras writes"
-    return Answer("other-framework", what, "the Python package h5py reads it")
+    return Answer("other-framework", what, INSTALL_H5PY)
 
 
 def _tensorflow(file: UnknownFile) -> Answer | None:
     if file.size > 48 and file.read(file.size - 8, 8) == _TENSORFLOW_INDEX:
         return Answer(
-            "other-framework", "the index of a TensorFlow checkpoint", "transformers reads it with from_tf=True"
+            "other-framework", "the index of a TensorFlow checkpoint", "it is damaged: copy it again"
         )
     if re.search(r"\.data-\d{5}-of-\d{5}$", file.name):
         return Answer(
-            "other-framework", "the data of a TensorFlow checkpoint", "transformers reads it with from_tf=True"
+            "other-framework", "the data of a TensorFlow checkpoint", "pass the file .index beside it"
         )
     if file.name == "saved_model.pb":
-        return Answer("other-framework", "a TensorFlow SavedModel")
+        hint = "its weights are in the folder variables beside it: pass variables/variables.index"
+        return Answer("other-framework", "a TensorFlow SavedModel", hint)
     return None
 
 
@@ -268,6 +249,9 @@ def _markup(file: UnknownFile) -> Answer | None:
         named = f' ("{_line(title[1])}")' if title else ""
         hint = "the download saved a web page about the file: use the direct (raw) link"
         return Answer("web-page", f"a web page (HTML){named}", hint)
+    if start.startswith((b"<?xml", b"<net")) and re.search(rb"<net\s[^>]*version=", file.head):
+        hint = "its weights are in the .bin beside it, which openvino.Core().read_model reads"
+        return Answer("other-framework", "an OpenVINO model", hint)
     if start.startswith((b"<?xml", b"<error")):
         code = re.search(rb"<Code>([^<]{1,60})", file.head)
         named = f" that says {_line(code[1])}" if code else ""
@@ -320,8 +304,6 @@ _PROBES: tuple[Callable[[UnknownFile], Answer | None], ...] = (
     _lfs_pointer,
     _magic,
     _compressed,
-    _numpy,
-    _gguf,
     _hdf5,
     zip_archive,
     tar_archive,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from ckptfix.ops.dequantize import blockwise, libraries, own, packed, scaled
+from ckptfix.ops.dequantize import blockwise, ggml, libraries, own, packed, scaled
 from ckptfix.ops.dequantize.layout import Opener
 
 DECODERS: Mapping[str, Opener] = {
@@ -38,6 +38,7 @@ DECODERS: Mapping[str, Opener] = {
     "int4-modelopt": libraries.int4_modelopt,
     "bitnet": libraries.bitnet,
     own.TORCH.id: own.own,
+    "gguf-blocks": ggml.blocks,
 }
 """Id of a scheme -> the function that lays out its weights."""
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ckptfix.checkpoint import Checkpoint, FileVersion
 from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.findings.row import Finding
-from ckptfix.formats import FORMATS, base, folder_format, format_of, open_checkpoint, refuse_part
+from ckptfix.formats import FORMATS, base, folder_format, format_of, open_checkpoint, refuse_part, states
 from ckptfix.formats.repairs import Repair
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
@@ -173,8 +173,12 @@ def _read_whole(path: str) -> Wreck:
 
     Raises:
         DamagedFile: one of its storages is damaged, so that its number of elements is unknown.
+        Refused: it holds no object of torch.
     """
     checkpoint = open_checkpoint(path)
+    if not states(checkpoint, "objects"):
+        message = f"repair rebuilds torch's and safetensors files, and not a {format_of(checkpoint).title}"
+        raise Refused(message, path=path, hint="use another copy of the file")
     for finding in checkpoint.findings:
         if finding.id == "bad-storage":
             raise DamagedFile(finding.message, path=path, where=finding.where, offset=finding.offset)

@@ -9,7 +9,6 @@ import json
 import lzma
 import pickle
 import random
-import struct
 import subprocess
 import tarfile
 import tracemalloc
@@ -131,18 +130,17 @@ PACKED = [
     sample("a.rar", b"Rar!\x1a\x07\x01\0", "RAR", hint="unrar x"),
 ]
 MODELS = [
-    sample("a.npy", npy, "a NumPy array (.npy) of <f4 (2, 3)", hint="numpy.load('a.npy')"),
-    sample("a.npz", lambda: zip_of({"x.npy": npy(), "y.npy": npy()}), "(.npz): x.npy, y.npy", hint="numpy.load"),
-    sample("a.gguf", b"GGUF" + struct.pack("<IQQ", 3, 291, 24), "a GGUF model (version 3, 291 tensors)", hint="gguf"),
     sample("a.ggml", b"tjgg\3\0\0\0", "GGML", "ggjt", hint="llama.cpp"),
     sample("a.onnx", b"\x08\x07\x12\x07pytorch\x1a\x052.1.0", "an ONNX model (IR version 7)", hint="onnx"),
     sample("b.onnx", b"\x08\x08\x3a\x90\x10\x0a\x20", "an ONNX model (IR version 8)", hint="onnx"),
-    sample("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5", hint="h5py"),
-    sample("keras.h5", b"\x89HDF\r\n\x1a\n" + bytes(40) + b"keras_version", "a Keras model (HDF5)", hint="h5py"),
-    sample("user.h5", b"user" * 128 + b"\x89HDF\r\n\x1a\n", "HDF5", hint="h5py"),
-    sample("a.index", b"\0\0\x0a" * 30 + b"\x57\xfb\x80\x8b\x24\x75\x47\xdb", "index of a TensorFlow", hint="from_tf"),
-    sample("m.data-00000-of-00001", b"\xb1\xc2\xfe" * 30, "data of a TensorFlow checkpoint", hint="from_tf"),
+    sample("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5", hint="ckptfix[hdf5]"),
+    sample("keras.h5", b"\x89HDF\r\n\x1a\n" + bytes(40) + b"keras_version", "a Keras model (HDF5)", hint="ckptfix[hdf5]"),
+    sample("user.h5", b"user" * 128 + b"\x89HDF\r\n\x1a\n", "HDF5", hint="ckptfix[hdf5]"),
+    sample("a.index", b"\0\0\x0a" * 30 + b"\x57\xfb\x80\x8b\x24\x75\x47\xdb", "index of a TensorFlow", hint="damaged"),
+    sample("m.data-00000-of-00001", b"\xb1\xc2\xfe" * 30, "data of a TensorFlow checkpoint", hint=".index"),
     sample("saved_model.pb", b"\x08\x01\x1a\xff\xfe\xfd\x80\x81", "SavedModel"),
+    sample("a.params", b"\x12\x01" + bytes(20), "MXNet", hint="mxnet"),
+    sample("a.xml", b'<?xml version="1.0"?>\n<net name="m" version="11">', "OpenVINO", hint="openvino"),
     sample("a.tflite", b"\x1c\0\0\0TFL3", "TensorFlow Lite"),
     sample("a.png", b"\x89PNG\r\n\x1a\n\0\0", "PNG"),
     sample("a.jpg", b"\xff\xd8\xff\xe0", "JPEG"),

@@ -51,7 +51,7 @@ def test_every_kind_of_object_is_what_pickle_loads(name: str, protocol: int, tmp
 
 def test_what_has_no_storage_is_still_a_plain_pickle(tmp_path: Path) -> None:
     path = tmp_path / "in.pkl"
-    for value in (KINDS["no-tensors"].make(), {"torch": torch.float32}, {"x": numpy.arange(3000)}):
+    for value in (KINDS["no-tensors"].make(), {"torch": torch.float32}, {"x": numpy.array([{}])}):
         path.write_bytes(pickle.dumps(value))
         with pytest.raises(UnknownFormat, match="a plain pickle") as caught:
             open_checkpoint(path)

@@ -1,0 +1,228 @@
+"""Pickles of NumPy arrays: nested dicts and lists of arrays, as Detectron2, Caffe2 and many scripts write them.
+
+::
+
+    {"model": {NAME: ARRAY, ...}, "__author__": "..."}      Detectron2's model zoo
+    {"blobs": {NAME: ARRAY, ...}}                           Caffe2
+
+    array   numpy.core.multiarray._reconstruct(class, (0,), b'b'), state (1, shape, dtype, fortran, bytes)
+    array   numpy.core.numeric._frombuffer(bytes, dtype, shape, 'C' or 'F'), of protocol 5
+    dtype   numpy.dtype('f4', ...), state (3, '<', ...)
+
+``numpy._core`` is ``numpy.core`` before numpy 2. The pickle is read as text and never run. A pickle whose root is an
+object of a class, such as an estimator of scikit-learn, is not a checkpoint of this kind. Source:
+numpy/_core/src/multiarray/methods.c (``array_reduce``) and descriptor.c (``arraydescr_reduce``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data
+from ckptfix.checkpoint.address import join
+from ckptfix.errors import CkptfixError, DamagedFile
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.arrays.common import Array, checkpoint_of, numpy_kind, read_only
+from ckptfix.formats.signs import Beginning, pickled
+from ckptfix.formats.torch.readonly.storages import EncodedPart, encoded_text
+from ckptfix.io.source import Source, open_source
+from ckptfix.pickles import Call, Dict, Global
+from ckptfix.pickles.graph import Node, pairs
+from ckptfix.pickles.names import survey
+from ckptfix.pickles.paged import UnreadBytes, parse_paged
+
+NAME = "arrays"
+
+RECONSTRUCT = frozenset({"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"})
+FROM_BUFFER = frozenset({"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"})
+
+MOST_OPCODES = 200_000
+"""Most opcodes that are searched for the first array: a tenth of a second."""
+
+MOST_LEVELS = 50
+
+_MAPPINGS = frozenset({"collections.OrderedDict", "collections.defaultdict"})
+
+_KNOWN = (
+    RECONSTRUCT
+    | FROM_BUFFER
+    | _MAPPINGS
+    | {"numpy.ndarray", "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"}
+    | {"_codecs.encode", "builtins.bytes", "builtins.bytearray", "__builtin__.bytearray", "__builtin__.bytes"}
+    | {"builtins.dict", "builtins.list", "__builtin__.dict", "__builtin__.list"}
+)
+"""The globals of such a pickle; none of them runs code of the file."""
+
+MOST_TEXT = 1 << 16
+"""The limit in bytes of a name or another text."""
+
+_CODE = re.compile(r"[biufcV]\d{1,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pickled:
+    """An array in a pickle: NumPy's code of its type, shape, order, and the node with its bytes."""
+
+    code: str
+    shape: tuple[int, ...]
+    columns: bool
+    data: object
+
+
+def score(path: str, head: bytes, size: int) -> int:
+    """Return 50 for a pickle of plain values and arrays, at least one of which holds numbers.
+
+    A pickle with any other global is not of this format: doctor says what unpickling it would run.
+    """
+    if not pickled(Beginning(path, head, size)) or b"joblib" in head or b"torch" in head:
+        return 0
+    try:
+        with open_source(path) as source:
+            seen = survey(source.read, 0, source.size, MOST_OPCODES).seen
+            if not any(f"{row.module}.{row.name}" in RECONSTRUCT | FROM_BUFFER for row in seen):
+                return 0
+            values = _Values(source)
+            if any(row.full not in _KNOWN for row in values.graph.globals):
+                return 0
+            return 50 if any(type(value) is _Pickled for _, value in values.leaves()) else 0
+    except CkptfixError:
+        return 0
+
+
+class _Values:
+    """The values of a pickle, whose byte strings stay in the file."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.graph = parse_paged(source.read, source.size, stays=None, path=source.name, where="pickle")
+
+    def leaves(self) -> Iterator[tuple[tuple[str, ...], object]]:
+        """Yield the path and the value of everything that is not a dict or a list: arrays as `_Pickled`.
+
+        Raises:
+            DamagedFile: the values are nested too deeply.
+        """
+        yield from self._below(self.graph.root, ())
+
+    def _below(self, node: Node, where: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
+        if len(where) > MOST_LEVELS:
+            raise DamagedFile(f"its values are nested more than {MOST_LEVELS} levels deep", path=self.source.name)
+        named = node.func.full if type(node) is Call and type(node.func) is Global else ""
+        inside = pairs(node) if type(node) is Dict or named in _MAPPINGS else None
+        if inside is not None:
+            for key, value in inside:
+                yield from self._below(value, (*where, self.text(key)))
+        elif isinstance(node, (list, tuple)):
+            for place, value in enumerate(node):
+                yield from self._below(value, (*where, str(place)))
+        else:
+            yield where, self._array(node, named) or node
+
+    def text(self, node: object) -> str:
+        """Return a text, which may be a str of Python 2; empty for bytes that are too long to be one."""
+        if type(node) is not UnreadBytes:
+            return str(node)
+        if node.length > MOST_TEXT:
+            return ""
+        return self.source.read(node.offset, node.length).decode("utf-8", "backslashreplace")
+
+    def _array(self, node: Node, named: str) -> _Pickled | None:
+        """Return the array that a call makes; None for anything else."""
+        if type(node) is not Call:
+            return None
+        if named in RECONSTRUCT and type(node.state) is tuple and 4 <= len(node.state) <= 5:
+            shape, dtype, columns, data = node.state[-4:]
+        elif named in FROM_BUFFER and len(node.arguments) == 4:
+            data, dtype, shape, order = node.arguments
+            columns = self.text(order) == "F"
+        else:
+            return None
+        code = self._code(dtype)
+        sizes = shape if type(shape) is tuple else (shape,)
+        if code is None or not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
+            return None
+        return _Pickled(code, tuple(size for size in sizes if type(size) is int), columns is True, data)
+
+    def _code(self, dtype: Node) -> str | None:
+        """Return NumPy's code of a type of numbers, such as ``"<f4"``; None for other types."""
+        if type(dtype) is not Call or not dtype.arguments or type(dtype.arguments[0]) is Global:
+            return None
+        letter, state = self.text(dtype.arguments[0]), dtype.state
+        order = self.text(state[1]) if type(state) is tuple and len(state) > 1 else "|"
+        if not _CODE.fullmatch(letter) or (type(state) is tuple and len(state) > 3 and state[3] is not None):
+            return None
+        return f"{order if order in ('<', '>', '|', '=') else '|'}{letter}"
+
+    def data(self, node: object) -> Data:
+        """Return the bytes of an array.
+
+        Raises:
+            DamagedFile: they are not stored as bytes.
+        """
+        path = self.source.name
+        if type(node) is UnreadBytes:
+            return ByteRange(path, node.offset, node.length)
+        text = encoded_text(node)
+        if text is not None:
+            written = text.origin or text
+            part = EncodedPart.of(path, text, self.graph.data[written.start])
+            return part.in_whole(ByteRange(part, 0, part.length))
+        if type(node) is Call and type(node.func) is Global and node.func.name in ("bytes", "bytearray"):
+            return self.data(node.arguments[0]) if node.arguments else ByteRange(path, 0, 0)
+        raise DamagedFile("the bytes of an array are not stored as bytes", path=path)
+
+
+def read(path: str) -> Checkpoint:
+    """Read names, shapes and places; see the contract in `base`.
+
+    Raises:
+        BadPickle: it is not a pickle.
+    """
+    with open_source(path) as source:
+        size = source.size
+        values = _Values(source)
+        return _checkpoint(path, size, values, list(values.leaves()))
+
+
+def _checkpoint(path: str, size: int, pickle: _Values, leaves: Sequence[tuple[tuple[str, ...], object]]) -> Checkpoint:
+    # Flat dicts in a dict are state dicts, as in a torch checkpoint. Anything else is one, with joined names.
+    flat = all(len(where) == 2 and not where[1].isdecimal() for where, value in leaves if type(value) is _Pickled)
+    holders = {where[0] for where, value in leaves if type(value) is _Pickled} if flat else set()
+    arrays: list[Array] = []
+    values: dict[str, object] = {}
+    findings: list[Finding] = []
+    for where, value in leaves:
+        at = where[0] if len(where) > 1 and where[0] in holders else ""
+        key = ".".join(where[1:] if at else where)
+        if type(value) is not _Pickled:
+            values[join(at, key)] = _described(pickle, value)
+            continue
+        kind = numpy_kind(value.code)
+        try:
+            data = pickle.data(value.data)
+        except CkptfixError as error:
+            findings.append(found("bad-tensor", error.message, where=join(at, key)))
+            continue
+        if kind is None or kind.dtype is None:
+            arrays.append(Array(key, None, (data.length,), data, kind=f"NumPy's {value.code}", at=at))
+        else:
+            arrays.append(Array(key, kind.dtype, value.shape, data, kind.itemsize, value.columns, kind.big, at=at))
+    if pickle.graph.end < size:
+        message = f"{size - pickle.graph.end} bytes follow the pickle"
+        findings.append(found("trailing-bytes", message, offset=pickle.graph.end))
+    return checkpoint_of(path, NAME, size, arrays, traits={}, values=values, findings=findings)
+
+
+def _described(pickle: _Values, value: object) -> object:
+    """Return a plain value, or the class of an object that is not made."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (str, UnreadBytes)):
+        return pickle.text(value)
+    return value.func.full if type(value) is Call and type(value.func) is Global else type(value).__name__
+
+
+FORMAT = read_only(NAME, "pickle of NumPy arrays", (".pkl", ".pickle"), score, read, finding="plain-pickle")
