@@ -92,7 +92,7 @@ def whole_module(folder: Path) -> Path:
 
 @source
 def torchscript(folder: Path) -> Path:
-    torch.jit.script(model()).save(str(folder / "a.pt"))
+    torch.jit.save(torch.jit.script(model()), str(folder / "a.pt"))
     return folder / "a.pt"
 
 
@@ -163,9 +163,10 @@ def ranks(folder: Path) -> Path:
 
 @source
 def dcp(folder: Path) -> Path:
-    from torch.distributed.checkpoint import FileSystemWriter, save
+    import torch.distributed.checkpoint as dist_cp
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    save(dict(WEIGHTS), storage_writer=FileSystemWriter(folder / "run"), no_dist=True)
+    dist_cp.state_dict_saver.save(dict(WEIGHTS), storage_writer=FileSystemWriter(folder / "run"), no_dist=True)
     return folder / "run"
 
 

@@ -94,15 +94,15 @@ _ROWS = {
     "archive": _Row("torch.readonly.archive", signs.archive),
     "torchscript": _Row("programs.format", signs.record("constants.pkl"), "TORCHSCRIPT"),
     "exported-program": _Row("programs.format", signs.record("archive_format"), "EXPORTED"),
-    "arrays": _Row("arrays.pickled", signs.pickled, suffixes=(".pkl", ".pickle")),
-    "npy": _Row("arrays.numpy_files", signs.begins(b"\x93NUMPY"), "NPY", suffixes=(".npy",)),
-    "npz": _Row("arrays.numpy_files", signs.zip_of(".npy"), "NPZ", suffixes=(".npz",)),
-    "flax": _Row("arrays.flax", signs.mapped, suffixes=(".msgpack",)),
-    "gguf": _Row("arrays.gguf", signs.begins(b"GGUF"), suffixes=(".gguf",)),
-    "onnx": _Row("arrays.onnx", signs.model_proto, suffixes=(".onnx",)),
-    "hdf5": _Row("arrays.hdf5", signs.hdf5, suffixes=(".h5", ".hdf5")),
-    "keras": _Row("arrays.hdf5", signs.zip_of("model.weights.h5"), "KERAS", suffixes=(".keras",)),
-    "tensorflow": _Row("arrays.tensorflow", signs.tensor_bundle, suffixes=(".index",)),
+    "arrays": _Row("arrays.pickled", signs.pickled),
+    "npy": _Row("arrays.numpy_files", signs.begins(b"\x93NUMPY"), "NPY"),
+    "npz": _Row("arrays.numpy_files", signs.zip_of(".npy"), "NPZ"),
+    "flax": _Row("arrays.flax", signs.mapped),
+    "gguf": _Row("arrays.gguf", signs.begins(b"GGUF")),
+    "onnx": _Row("arrays.onnx", signs.model_proto),
+    "hdf5": _Row("arrays.hdf5", signs.hdf5),
+    "keras": _Row("arrays.hdf5", signs.zip_of("model.weights.h5"), "KERAS"),
+    "tensorflow": _Row("arrays.tensorflow", signs.tensor_bundle),
     "dcp": _Row("dcp.format", signs.named(".metadata"), folder=True),
     "dcp-ranks": _Row("dcp.format", signs.never, "RANKS_FORMAT", folder=True),
     "dcp-safetensors": _Row("dcp.format", signs.never, "IMAGES_FORMAT", folder=True),
@@ -284,14 +284,21 @@ def without_optimizer(entries: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ..
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Return whether the file at `path` has the content of a checkpoint, intact or not; True if it cannot be read."""
+    """Return whether the file at `path` has the content of a checkpoint, intact or not; True if it cannot be read.
+
+    Files of other frameworks are read if a user names them. A search leaves them out: most ``.npz`` files are data.
+    """
     try:
-        detect(path)
+        return is_torch(detect(path))
     except UnknownFormat:
         return False
     except CkptfixError:
         return True
-    return True
+
+
+def is_torch(format: Format) -> bool:
+    """Return whether torch's users write this format, in contrast to other frameworks."""
+    return format.writes or format.folder or bool(format.states & base.OF_OBJECTS)
 
 
 SNIFFED = 1 << 16
@@ -309,7 +316,7 @@ def may_be_checkpoint(path: str) -> bool:
         if head.startswith(signs.ZIP):
             return True
         able = FORMATS.possible(signs.Beginning(path, head, len(head)), folder=False)
-        return any(format.score(path, head, len(head)) for format in able)
+        return any(is_torch(format) and format.score(path, head, len(head)) for format in able)
     except (CkptfixError, OSError):
         return False
 

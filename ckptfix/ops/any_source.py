@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, FileVersion, OutputFile, Plan
 from ckptfix.commands import command
-from ckptfix.errors import CkptfixError, Refused, StrPath, UnknownFormat, about, file_name
+from ckptfix.errors import ChangedFile, CkptfixError, Refused, StrPath, UnknownFormat, about, file_name
 from ckptfix.formats import FORMATS
 from ckptfix.formats.base import PACKED, TORCH_SUFFIXES, Format
 from ckptfix.formats.signs import ZIP, Beginning
@@ -510,6 +510,8 @@ def is_direct(
         format = formats.detect(source)
     except UnknownFormat as error:
         return unpacks or error.kind not in PACKED
+    except ChangedFile:
+        raise  # a second look would see only the new version
     except (CkptfixError, OSError):
         return True
     target = target_of(format, os.fspath(dest))

@@ -334,10 +334,13 @@ def companions(checkpoint: Checkpoint, source: object, dest: str) -> tuple[Outpu
     if os.fspath(source) == checkpoint.path or found_as(file_name(source)) != "folder":
         return ()
     from ckptfix.formats.folders.companions import beside
+    from ckptfix.formats.members import INDEX, kind_of
 
     around = beside(str(as_path(checkpoint.path).parent), [checkpoint.path]).copied_to(dest)
-    others = (*(suffix for row in formats.FORMATS.values() for suffix in row.suffixes), ".index.json")
-    return tuple(file for file in around if not file.path.lower().endswith(others))
+    others = tuple(suffix for row in formats.FORMATS.values() for suffix in row.suffixes)
+    return tuple(
+        file for file in around if not file.path.lower().endswith(others) and kind_of(as_path(file.path).name) != INDEX
+    )
 
 
 def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: WriteOptions, *, folder: bool = False) -> None:

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import zero_files
+from array_files import onnx_model, onnx_tensor
 from safetensors.torch import save_file
 from threads.others import FLUX, GROUPS, IP, NEW_IP, size_mismatch
 from threads.threads import BACKBONE, LLAMA, Shapes, lora, torch_message
@@ -317,7 +319,7 @@ REPORTS: tuple[Report, ...] = (
     Report("huggingface/transformers/issues/8242", "UnpicklingError: invalid load key",
            raw("tf_model.h5", b"\x89HDF\r\n\x1a\n" + b"\0" * 2040), "said:other-framework", scope=False),
     Report("onnx/onnx/issues", "_pickle.UnpicklingError: invalid load key, '\\x08'.",
-           raw("model.onnx", b"\x08\x08\x12\x07pytorch\x1a\x052.0.0:\x20\n\x1e" + b"\0" * 200), "said:other-framework",
+           raw("model.onnx", onnx_model(onnx_tensor("w", numpy.ones(3, "f4")))), "said:other-framework",
            scope=False),
     Report("mir-group/nequip/pull/590", "AssertionError: EMA module does not hold EMA weights",
            pickled({"state_dict": zeros({"model.w": (4, 4), "ema.model.w": (4, 4)}), "ema_swapped": True}), "nothing",

@@ -245,7 +245,6 @@ def findings_of(checkpoint: Checkpoint) -> Iterator[Finding]:
 def read_only(
     name: str,
     title: str,
-    suffixes: tuple[str, ...],
     score: Callable[[str, bytes, int], int],
     read: Callable[[str], Checkpoint],
     *,
@@ -267,7 +266,7 @@ def read_only(
     return Format(
         name=name,
         title=title,
-        suffixes=suffixes,
+        suffixes=(),
         states=frozenset({"checksums"} if checksums else ()),
         score=score,
         read=read,

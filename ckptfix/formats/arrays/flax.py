@@ -242,4 +242,4 @@ def read(path: str) -> Checkpoint:
     return checkpoint_of(path, NAME, size, arrays, traits={}, values=values, optimizer=tuple(optimizers))
 
 
-FORMAT = read_only(NAME, "Flax checkpoint (MessagePack)", (".msgpack",), score, read)
+FORMAT = read_only(NAME, "Flax checkpoint (MessagePack)", score, read)

@@ -247,6 +247,6 @@ def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from others
 
 
-_READER = read_only(NAME, "GGUF model", (".gguf",), score, read, finding="gguf-file")
+_READER = read_only(NAME, "GGUF model", score, read, finding="gguf-file")
 
 FORMAT = replace(_READER, notes=notes)

@@ -220,7 +220,7 @@ def _array(path: str, start: int, length: int, where: tuple[str, ...], item: Any
         return found("bad-tensor", "its data is in another file, which is not opened", where=shown)
     kind = numpy_kind(item.dtype.str) if item.dtype.kind != "O" and item.shape is not None else None
     if kind is None:
-        return found("not-taken", "it holds text or records, and is no tensor", where=shown)
+        return found("not-taken", "it holds text or records, and is not a tensor", where=shown)
     shape = tuple(int(size) for size in item.shape)
     nbytes = math.prod(shape) * kind.itemsize
     offset = item.id.get_offset()
@@ -256,5 +256,5 @@ def _chunks(path: str, start: int, length: int, name: str) -> Iterator[bytes]:
             raise DamagedFile(f"HDF5 cannot read {name}: {_first_line(error)}", path=path) from None
 
 
-FORMAT = read_only(NAME, "HDF5 file (Keras)", (".h5", ".hdf5"), score, read)
-KERAS = read_only("keras", "Keras model", (".keras",), score_keras, read_keras)
+FORMAT = read_only(NAME, "HDF5 file (Keras)", score, read)
+KERAS = read_only("keras", "Keras model", score_keras, read_keras)

@@ -96,7 +96,7 @@ def _array(key: str, file: Data, head: bytes, crc32: int | None = None) -> Array
         return found("not-taken", message, where=key, offset=offset)
     kind = numpy_kind(header.descr) if isinstance(header.descr, str) else None
     if kind is None:
-        message = f"it holds text, dates or records ({header.descr!r:.60}), and is no tensor; it is not taken"
+        message = f"it holds text, dates or records ({header.descr!r:.60}), and is not a tensor; it is not taken"
         return found("not-taken", message, where=key, offset=offset)
     data = _behind(file, header.data)
     if kind.dtype is None:
@@ -183,5 +183,5 @@ def _members(reader: Source, findings: list[Finding]) -> Iterator[Array]:
             yield made
 
 
-NPY = read_only("npy", "NumPy array", (SUFFIX,), score_npy, read_npy, finding="numpy-file")
-NPZ = read_only("npz", "NumPy archive", (".npz",), score_npz, read_npz, finding="numpy-file", checksums=True)
+NPY = read_only("npy", "NumPy array", score_npy, read_npy, finding="numpy-file")
+NPZ = read_only("npz", "NumPy archive", score_npz, read_npz, finding="numpy-file", checksums=True)

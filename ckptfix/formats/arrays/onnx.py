@@ -118,7 +118,7 @@ class _Files:
             length: bytes of the tensor, which the pairs may leave out.
 
         Raises:
-            DamagedFile: the file is outside the folder of the model, or a number is none.
+            DamagedFile: the file is outside the folder of the model, or a number is not one.
             NoSuchFile: it is missing.
         """
         folder = str(as_path(self.path).parent)
@@ -257,4 +257,4 @@ def _tensors(source: Source, graph: ByteRange, findings: list[Finding]) -> Itera
             findings.append(found("not-taken", message, where=f"node at {value.offset}", offset=value.offset))
 
 
-FORMAT = read_only(NAME, "ONNX model", (".onnx",), score, read)
+FORMAT = read_only(NAME, "ONNX model", score, read)

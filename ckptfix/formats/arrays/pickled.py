@@ -73,7 +73,7 @@ class _Pickled:
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """Return 50 for a pickle of plain values and arrays, at least one of which holds numbers.
+    """Return 50 for a pickle of plain values and arrays, with an array of numbers.
 
     A pickle with any other global is not of this format: doctor says what unpickling it would run.
     """
@@ -225,4 +225,4 @@ def _described(pickle: _Values, value: object) -> object:
     return value.func.full if type(value) is Call and type(value.func) is Global else type(value).__name__
 
 
-FORMAT = read_only(NAME, "pickle of NumPy arrays", (".pkl", ".pickle"), score, read, finding="plain-pickle")
+FORMAT = read_only(NAME, "pickle of NumPy arrays", score, read, finding="plain-pickle")

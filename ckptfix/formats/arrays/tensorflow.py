@@ -190,7 +190,7 @@ def _array(
         message = "it is a partitioned variable, stored in slices, which are not read"
         return found("bad-tensor", message, where=name, offset=place.offset)
     if dtype == _TEXT or name == OBJECTS:
-        return None if name == OBJECTS else found("not-taken", "it holds text, and is no tensor", where=name)
+        return None if name == OBJECTS else found("not-taken", "it holds text, and is not a tensor", where=name)
     if not 0 <= shard < len(shards) or min(offset, size) < 0:
         return found("bad-tensor", f"its data is in file {shard} of {len(shards)}", where=name, offset=place.offset)
     version = shards[shard]
@@ -202,4 +202,4 @@ def _array(
     return Array(name, DTYPES[dtype], shape, data, big=big)
 
 
-FORMAT = read_only(NAME, "TensorFlow checkpoint", (".index",), score, read)
+FORMAT = read_only(NAME, "TensorFlow checkpoint", score, read)

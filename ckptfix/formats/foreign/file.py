@@ -10,7 +10,7 @@ from ckptfix.io.source import open_source
 from ckptfix.urls import as_path
 
 INSTALL_H5PY = "install the package that reads it: pip install 'ckptfix[hdf5]'"
-"""What to do about an HDF5 file: with h5py, it is a format that ckptfix reads."""
+"""The hint for an HDF5 file: with h5py, it is a format that ckptfix reads."""
 
 
 class Answer(NamedTuple):

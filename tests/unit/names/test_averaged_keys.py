@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def test_an_average_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["zip", "legacy"])
-def test_a_dict_of_state_dicts(tmp_path: Path, to: str) -> None:
+def test_a_dict_of_state_dicts(tmp_path: Path, to: Any) -> None:
     state = {"proj_model.w": torch.ones(2), "proj_model.b.c": torch.zeros(1), "layers.1.k": torch.ones(3),
              "unet.w": torch.ones(1)}  # fmt: skip
     torch.save(state, tmp_path / "in.pth")

@@ -228,7 +228,7 @@ def test_an_object_keeps_all_but_its_weights(tmp_path: Path, how: How) -> None:
     assert done.scales == {f"{at}/{name}": name + suffix for at in ("model", "ema") for name in LINEAR}
     assert (done.exit_code, done.account.lost, done.account.left) == (0, (), ())
     found = torch.load(tmp_path / "out.pth")
-    assert found["epoch"] == 3 and found["model"]._metadata == whole._metadata
+    assert found["epoch"] == 3 and found["model"]._metadata == whole._metadata  # type: ignore[attr-defined]
     moments = optimizer.state_dict()["state"][0]["exp_avg"]
     assert torch.equal(found["optimizer"]["state"][0]["exp_avg"], moments)
     for at, old in (("model", state), ("ema", ema)):

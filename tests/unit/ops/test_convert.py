@@ -185,7 +185,7 @@ def test_the_target_is_chosen_by_suffix_or_by_word(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="cannot tell the output format"):
         ckptfix.convert(source, tmp_path / "b.xyz")
     with pytest.raises(Unsupported, match="no format called"):
-        ckptfix.convert(source, tmp_path / "b.pth", to=cast(Any, "gguf"))
+        ckptfix.convert(source, tmp_path / "b.pth", to=cast(Any, "ggml"))
     assert ckptfix.convert(source, tmp_path / "b.xyz", to="torch").format == "zip"
     assert (tmp_path / "b.xyz").read_bytes() == source.read_bytes()
 

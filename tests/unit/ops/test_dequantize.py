@@ -20,7 +20,7 @@ import torch
 from quantized_files import BESIDE, FP8, KINDS, fixtures, written
 
 import ckptfix
-from ckptfix.checkpoint.quantization import SCHEMES, SUBCLASS, UNKNOWN
+from ckptfix.checkpoint.quantization import GGUF, SCHEMES, SUBCLASS, UNKNOWN
 from ckptfix.elements.arrays import halves, nearest
 from ckptfix.errors import CkptfixError, Refused, WouldLoseData
 from ckptfix.ops.dequantize.own import TORCH
@@ -31,7 +31,7 @@ E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
 def test_every_scheme_is_computed_or_has_a_reason() -> None:
-    ids = {scheme.id for scheme in (*SCHEMES, SUBCLASS, UNKNOWN, TORCH)}
+    ids = {scheme.id for scheme in (*SCHEMES, GGUF, SUBCLASS, UNKNOWN, TORCH)}
     assert not set(DECODERS) & set(REASONS)
     assert set(DECODERS) | set(REASONS) == ids
 
@@ -448,6 +448,7 @@ REFERENCES = {
     "torchao 0.18": ["torchao-flattened", "torchao-colon", "tensor-class"],
     "transformers 5.23": ["bitnet"],
     "torch": ["torch-quantized"],
+    "gguf 0.19": ["gguf-blocks"],
     "loops from the source that the table of schemes names": [
         "fp8-module-scale", "fp8-scale-weight", "int8-scales", "mxfp4-blocks", "mx-pairs", "nvfp4-modelopt",
         "int4-modelopt", "gptq", "awq",

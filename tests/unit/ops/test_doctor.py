@@ -99,7 +99,7 @@ def test_a_whole_module_of_the_old_format_is_of_its_class(tmp_path: Path) -> Non
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_name_that_stands_in_the_memo_is_shown_in_full(tmp_path: Path, protocol: int) -> None:
     torch.save({"w": torch.ones(2), "n": [np.float64(3), np.ones(2)]}, tmp_path / "a.pth", pickle_protocol=protocol)
-    (tmp_path / "np.pkl").write_bytes(pickle.dumps({"w": np.ones(3), "x": np.float32(1)}, protocol=protocol))
+    (tmp_path / "np.pkl").write_bytes(pickle.dumps({"w": np.ones(3), "x": np.float32(1), "p": tmp_path}, protocol))
     for name in ("a.pth", "np.pkl"):
         said = " ".join(finding.message for finding in ckptfix.doctor(tmp_path / name).findings)
         assert "does not allow numpy.dtype" in said and "ndarray.dtype" not in said

@@ -17,6 +17,7 @@ from ckptfix.findings.steps import Invocation
 from ckptfix.ops.chain import Chain
 from ckptfix.ops.doctor.examine import examine
 from ckptfix.ops.repair import open as open_repair
+from ckptfix.ops.repair import remains
 
 
 def nothing_intact(path: Path) -> Path:
@@ -69,7 +70,7 @@ def test_a_large_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.Monke
     data = bytearray((tmp_path / "in.pth").read_bytes())
     if damage == "bit":
         data[len(data) // 2] ^= 1
-    written(tmp_path / "in.pth", data[:-300] if damage == "cut" else data)
+    written(tmp_path / "in.pth", bytes(data[:-300] if damage == "cut" else data))
     planned: list[str] = []
     plan = Chain.carry_out
 
@@ -89,8 +90,13 @@ def test_a_cut_file_is_read_for_its_repair_once(tmp_path: Path, monkeypatch: pyt
     torch.save({"w": torch.ones(1 << 15), "b": torch.ones(3)}, tmp_path / "in.pth")
     written(tmp_path / "in.pth", (tmp_path / "in.pth").read_bytes()[:-300])
     wrecks: list[str] = []
-    read = open_repair.read_zip
-    monkeypatch.setattr(open_repair, "read_zip", lambda path: wrecks.append(path) or read(path))
+
+    def counted(path: str) -> remains.Wreck:
+        wrecks.append(path)
+        return read(path)
+
+    read = remains.read_zip
+    monkeypatch.setattr(open_repair, "read_zip", counted)
     found = ckptfix.doctor(tmp_path / "in.pth")
     assert found.survivors and [words[1] for words in found.fixes] == ["repair"] and len(wrecks) == 1
     ckptfix.repair(tmp_path / "in.pth", tmp_path / "out.pth")
