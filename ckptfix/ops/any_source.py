@@ -103,6 +103,7 @@ def opened(path: str, near: str, stack: ExitStack) -> Opened:
         inner, notes = unwrap(path, lambda: folder().path)
         if not notes:
             raise
+        stack.push(partial(_with_names, {inner: path}))
         if any(note.severity != "info" for note in notes):
             hint = f"`{command('repair', path, 'OUT')}` recovers what is intact"
             raise Refused("; ".join(note.message for note in notes), path=path, hint=hint) from error
@@ -112,6 +113,22 @@ def opened(path: str, near: str, stack: ExitStack) -> Opened:
             except CkptfixError:
                 raise error from None
         return Opened(inner, format, tuple(note.message for note in notes), (before,), (folder(),))
+
+
+def _with_names(names: Mapping[str, str], kind: object, error: BaseException | None, trace: object) -> None:
+    """Replace names in an error that leaves a block: those of planned and unpacked files mean nothing to the user.
+
+    Args:
+        names: what is replaced -> by what.
+        kind, error, trace: as of ``__exit__``.
+    """
+    if not isinstance(error, CkptfixError):
+        return
+    for name in sorted(names, key=len, reverse=True):
+        error.path = names[name] if error.path == name else error.path
+        error.message = error.message.replace(name, names[name])
+        if error.hint:
+            error.hint = error.hint.replace(name, names[name])
 
 
 def _lacks_object(path: str, format: Format) -> bool:
@@ -344,24 +361,18 @@ def carry_out(
             alone=alone,
             several=several,
         )
+        stack.push(lambda *left: _with_names(dict.fromkeys(run.names - {path, run.dest}, path), *left))
         try:
-            try:
-                return _written(run, finish, how, path, headline=headline)
-            except Refused as error:
-                if run.module or not error.of_module:
-                    raise
+            made = _written(run, finish, how, path, headline=headline)
+        except Refused as error:
+            if run.module or not error.of_module:
+                raise
             run.module = True
-            return _written(run, finish, how, path, headline=headline)
-        except CkptfixError as error:
-            for name in (found.path, *sorted(run.names, key=len, reverse=True)):
-                # The names of planned files and of unpacked ones mean nothing to the user.
-                if error.hint and name not in (path, run.dest):
-                    error.hint = error.hint.replace(name, path)
-            raise
-        finally:
-            if how.dry_run:
-                # The plan points to the unpacked files, so they are kept as long as the plan.
-                stack.pop_all()
+            made = _written(run, finish, how, path, headline=headline)
+        if how.dry_run:
+            # The plan points to the unpacked files, so they are kept as long as the plan.
+            stack.pop_all()
+        return made
 
 
 def target_of(format: Format, dest: str) -> Format:

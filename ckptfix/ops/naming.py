@@ -94,7 +94,9 @@ def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: 
     """
     name = os.path.normpath(as_path(Path.cwd(), _called(source)))
     is_folder = found_as(formats.located(file_name(source))) == "folder"
-    stem, own = suffixed(name, word, None if is_folder else _output_suffix(name))
+    # Thousands of inputs are named before the first is opened, so a suffix that fits an output is kept without a look.
+    keeps = is_folder or _suits_output(suffixed(name, "")[1])
+    stem, own = suffixed(name, word, None if keeps else _output_suffix(name))
     if is_folder:
         stem, own = f"{stem}{own}", ""
         if _is_read_only_folder(name):

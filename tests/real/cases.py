@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
-import traceback
 from importlib import import_module
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from real.printed import Case
 from threads.threads import HELD_OUT, THREADS, Thread
 
 SHARED_THREADS = SHARED / "threads"
+
+ROOMS = os.pathsep.join(map(str, (Path(__file__).parents[1], Path(__file__).parents[2])))
+"""The folders of the packages that a process of its own imports."""
 SEED = 67280421310721
 """What torch begins with in a process of its own, whatever tests ran before."""
 
@@ -40,21 +43,16 @@ def thread_case(thread: Thread, folder: Path) -> Case:
 
 
 def build_threads(folder: Path) -> None:
-    """Make all cases of shared/threads in `folder`, in a fork: their modules make classes of libraries up."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            _build(folder)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """Make all cases of shared/threads in `folder`, in a process of its own: they make classes of libraries up.
+
+    A fork of this process would wait forever for the threads of torch, which it lacks.
+    """
+    line = "import sys; from pathlib import Path; from real.cases import made_here; made_here(Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", line, str(folder)], check=True, env={**os.environ, "PYTHONPATH": ROOMS})
 
 
-def _build(folder: Path) -> None:
+def made_here(folder: Path) -> None:
+    """Make all cases in this process; see `build_threads`."""
     sys.path.insert(0, str(SHARED_THREADS))
     torch.manual_seed(SEED)
     for path in sorted(SHARED_THREADS.glob("cases*.py")):
