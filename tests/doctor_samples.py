@@ -17,6 +17,7 @@ import numpy
 import rank_files
 import torch
 import zero_files
+from array_files import onnx_model, onnx_tensor
 from builders import Record, Tensor, assemble, build_zip, push, state_dict_ops, torch_records
 
 Build = Callable[[Path], Path]
@@ -76,9 +77,9 @@ def plain_tar() -> bytes:
 
 
 put("text-file", b"see the other link\n" * 3)
-put("gguf-file", b"GGUF" + struct.pack("<IQQ", 3, 1, 0), "model.gguf")
+put("gguf-file", b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "model.gguf")
 put("tar-archive", plain_tar())
-put("other-framework", b"\x89HDF\r\n\x1a\n" + b"layer_names" * 10, "model.h5")
+put("other-framework", onnx_model(onnx_tensor("w", numpy.ones(3, "f4"))), "model.onnx")
 put("other-archive", b"7z\xbc\xaf\x27\x1c" + bytes(40))
 put("compressed", lzma.compress(b"x" * 100))
 put("exported-program", build_zip([Record("m/archive_format", b"pt2"), Record("m/data/x", b"1")]), "model.pt2")

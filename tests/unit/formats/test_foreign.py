@@ -153,7 +153,7 @@ PICKLES = [
     sample("p2.pkl", lambda: pickle.dumps({"a": 1}, 2), "(protocol 2)", hint="trust"),
     sample("p0.pkl", lambda: pickle.dumps({"a": 1}, 0), "(protocol 0 or 1)", hint="trust"),
     sample("p0 class.pkl", lambda: pickle.dumps(pickle.Pickler, 0), "(protocol 0 or 1)", hint="trust"),
-    sample("numpy.pkl", lambda: pickle.dumps(numpy.zeros(2)), "a plain pickle", "of NumPy arrays", hint="trust"),
+    sample("numpy.pkl", lambda: pickle.dumps([numpy.ones(2), {1j}]), "plain pickle", "of NumPy arrays", hint="trust"),
     sample("a.joblib", framed(b"joblib.numpy_pickle"), "a joblib pickle (protocol 4)", hint="trust"),
     sample("data.pkl", data_pkl, "without their data: the data.pkl of a checkpoint", hint="zip -0 -r"),
     sample(".metadata", framed(b"torch.distributed.checkpoint.metadata"), "(DCP)", hint="ckptfix convert"),
@@ -169,7 +169,7 @@ ARCHIVES = [
     ),
     sample("flat.zip", lambda: zip_of({"data.pkl": b".", "data/0": b""}), "zipped again", hint="zip -0 -r"),
     sample("a.docx", lambda: zip_of({"[Content_Types].xml": b"", "word/document.xml": b""}), "an office document"),
-    sample("a.keras", lambda: zip_of({"config.json": b"{}", "model.weights.h5": b""}), "(.keras)", hint="keras"),
+    sample("a.keras", lambda: zip_of({"config.json": b"{}", "model.weights.h5": b""}), "(.keras)", hint="[hdf5]"),
     sample("a.mar", lambda: zip_of({"MAR-INF/MANIFEST.json": b"{}", "m.pth": b""}), "TorchServe", hint="unzip"),
     sample("a.jar", lambda: zip_of({"META-INF/MANIFEST.MF": b""}), "Java"),
     sample(
