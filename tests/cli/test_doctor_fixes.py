@@ -74,7 +74,6 @@ def test_the_printed_lines_run_in_a_shell(program: Forks, tmp_path: Path, name: 
     training(tmp_path / name)
     done = program(MAIN, ["doctor", f"./{name}", "-v"], folder=tmp_path)
     lines = [line.partition(": ")[2] for line in done.stdout.splitlines() if ": ckptfix " in line]
-    print(done.stdout)
     assert done.code == 1 and len(lines) == 4 and "\x1b" not in done.stdout
     for line in lines:
         assert program(MAIN, shell_words(line)[1:], folder=tmp_path).code == 0
