@@ -404,7 +404,7 @@ def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, head
                 lines = [*lines, run.line(), *noted]
             along = run.along(plan)
             return Draft(
-                result=partial(_with_account, result, chain, made if run.module and not run.converts else ()),
+                result=partial(_with_account, result, chain, made if run.module else ()),
                 format=chain.format,
                 plan=replace(plan, files=(*along, *plan.files), holds=(plan.holds, run.opened.keeps)),
                 promise=Promise(),
