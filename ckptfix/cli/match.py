@@ -21,7 +21,7 @@ from ckptfix.cli.shared.common import (
 )
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
-from ckptfix.cli.shared.operands import InAndOut, Others
+from ckptfix.cli.shared.operands import CommonOption, InAndOut, Others
 from ckptfix.cli.shared.options import at_option, drop_unexpected_option, in_place_option
 from ckptfix.errors import Refused, printable
 from ckptfix.io.source import shares_open_files
@@ -71,14 +71,14 @@ MOST = 20
     click.Option(["--heads"], metavar="N", type=click.IntRange(1),
                  help="Number of query heads of the attention, if a layout depends on it."),
     click.Option(["--kv-heads"], metavar="N", type=click.IntRange(1), help="Number of key and value heads, if fewer."),
-    click.Option(["--blocks"], metavar="first|last|every-other|LIST",
-                 help="Which blocks to keep where IN has more, such as --blocks 0,2,4; the others are left out."),
+    click.Option(["--blocks"], metavar="CHOICE",
+                 help="Blocks to keep where IN has more: first, last, every-other, or a list such as 0,2,4."),
     click.Option(["--verify"], is_flag=True,
                  help="Run both models with the same random weights, and accept only equal outputs."),
-    click.Option(["--source", "source_model"], metavar="MODULE:FACTORY", help="The model of IN, for --verify."),
-    click.Option(["--input", "inputs"], metavar="FILE", type=FileName(),
+    CommonOption(["--source", "source_model"], metavar="MODULE:FACTORY", help="The model of IN, for --verify."),
+    CommonOption(["--input", "inputs"], metavar="FILE", type=FileName(),
                  help="Input for --verify, of both models: a file of torch.save, or module:factory."),
-    click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
+    CommonOption(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     in_place_option(),
     *_HOW,
     operands=InAndOut(_OTHERS, kept_name),

@@ -404,7 +404,7 @@ def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, head
                 lines = [*lines, run.line(), *noted]
             along = run.along(plan)
             return Draft(
-                result=partial(_with_account, result, chain),
+                result=partial(_with_account, result, chain, made if run.module else ()),
                 format=chain.format,
                 plan=replace(plan, files=(*along, *plan.files), holds=(plan.holds, run.opened.keeps)),
                 promise=Promise(),
@@ -419,9 +419,14 @@ def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, head
         return replace(written, plan=replace(written.plan, holds=())) if written.written else written
 
 
-def _with_account(result: Callable[..., R], chain: Chain, *, account: Account, **fields: Any) -> R:
+def _with_account(
+    result: Callable[..., R], chain: Chain, extracted: Sequence[Result], *, account: Account, **fields: Any
+) -> R:
     # Each command has counted the tensors already.
-    return result(account=chain.account or account, **fields)
+    account = chain.account or account
+    # The result of an edit has no list of its own of what is not in the state dict of a module.
+    left = dict.fromkeys((*account.left, *(where for one in extracted for where in one.left_out)))
+    return result(account=replace(account, left=tuple(left)), **fields)
 
 
 Takes = Callable[[Format, Format], bool]

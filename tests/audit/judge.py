@@ -141,6 +141,12 @@ def _breaches(
     if is_program(source):
         # What is read of a program is its state dict; lists in its modules name the same tensors again.
         command = replace(command, part=True, ties="")
+    if any(str(line).startswith("input: a whole module") for line in done.said.get("summary", ())):
+        # An edit of a module is one of its state dict; the rest is to be listed, in the account too.
+        command = replace(command, part=True, ties="")
+        behind = {row["where"] for row in done.said["findings"] if row["id"] == "left-behind"}
+        if behind - {*done.said["account"]["left_behind"], *done.said.get("left_behind", ())}:
+            yield f"not in the account: {', '.join(sorted(behind))}"
     yield from judge(command, truth, after, done)
 
 

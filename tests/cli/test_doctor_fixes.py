@@ -72,7 +72,7 @@ def test_the_commands_together_leave_a_clean_file(
 @pytest.mark.parametrize("name", ["a b'c.pth", "-x.pth", "odd\n\x1b[2Jname.pth"])
 def test_the_printed_lines_run_in_a_shell(program: Forks, tmp_path: Path, name: str) -> None:
     training(tmp_path / name)
-    done = program(MAIN, ["doctor", f"./{name}"], folder=tmp_path)
+    done = program(MAIN, ["doctor", f"./{name}", "-v"], folder=tmp_path)
     lines = [line.partition(": ")[2] for line in done.stdout.splitlines() if ": ckptfix " in line]
     assert done.code == 1 and len(lines) == 4 and "\x1b" not in done.stdout
     for line in lines:

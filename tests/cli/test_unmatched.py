@@ -91,7 +91,7 @@ def test_what_matches_nothing_is_an_error(name: str, option: str, model: Path, t
     assert sorted(tmp_path.iterdir()) == before, "nothing may be written"
     if option not in ADDRESSES:
         assert "--allow-unmatched" in error["hint"]
-        more = ["--keep", "*"] if name == "select" else []
+        more = ["--keep", "*"] if name in ("select", "convert") else []
         allowed = cli(*words, *more, "--allow-unmatched", *(["--quiet"] if name == "diff" else []))
         assert "nothing.of.this: " in allowed.stderr and allowed.exit_code in (0, 2), allowed.output
 

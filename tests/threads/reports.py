@@ -317,7 +317,7 @@ REPORTS: tuple[Report, ...] = (
            "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge", raw("m.gguf", GGUF),
            "said:gguf-file", scope=False),
     Report("huggingface/transformers/issues/8242", "UnpicklingError: invalid load key",
-           raw("tf_model.h5", b"\x89HDF\r\n\x1a\n" + b"\0" * 2040), "said:other-framework", scope=False),
+           raw("tf_model.h5", b"\x89HDF\r\n\x1a\n" + b"\0" * 2040), "said:damaged", scope=False),
     Report("onnx/onnx/issues", "_pickle.UnpicklingError: invalid load key, '\\x08'.",
            raw("model.onnx", onnx_model(onnx_tensor("w", numpy.ones(3, "f4")))), "said:other-framework",
            scope=False),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 
 from ckptfix.commands import command
-from ckptfix.errors import CkptfixError, DistributedPart
+from ckptfix.errors import ChangedFile, CkptfixError, DistributedPart
 from ckptfix.io.source import is_local, open_source
 from ckptfix.urls import as_path
 from ckptfix.zips.archive_sequence import BEHIND, is_archive, several
@@ -56,8 +56,8 @@ def refuse_part(path: str, *, behind: int = 0) -> None:
             else:
                 return
     except CkptfixError as error:
-        if isinstance(error, DistributedPart):
-            raise
+        if isinstance(error, DistributedPart | ChangedFile):
+            raise  # a second look would see only the new version of a file that changed
         return
     folder = str(place.parent)
     if beside:

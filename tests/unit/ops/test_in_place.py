@@ -60,6 +60,12 @@ def test_every_verb_on_every_fixture(on_disk: Path, name: str) -> None:
                 call(path, in_place=True)
             assert sha(path) == before
             continue
+        if any(line.startswith("input: a whole module") for line in wanted.lines):
+            # A copy is of its state dict; the module itself is not replaced by that.
+            with pytest.raises(Refused, match="ckptfix extract"):
+                call(path, in_place=True)
+            assert sha(path) == before
+            continue
         done = call(path, in_place=True)
         assert done.lines[0].partition("; ")[0] == wanted.lines[0].partition("; ")[0], verb
         assert done.exit_code == wanted.exit_code
