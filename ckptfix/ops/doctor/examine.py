@@ -46,6 +46,7 @@ from ckptfix.io.source import found_as, is_local, open_source, stamp
 from ckptfix.io.virtual_files import checks_of, crc32_of, is_spliced
 from ckptfix.ops import rank_shards
 from ckptfix.ops.candidates import state_dict_of
+from ckptfix.ops.candidates.other_models import other_models, unexamined_files
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
 from ckptfix.ops.doctor import adapter as scan_adapter
 from ckptfix.ops.doctor import contents as scan_contents
@@ -57,7 +58,6 @@ from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.naming import kept_suffix
-from ckptfix.ops.other_models import other_models, unexamined_files
 from ckptfix.ops.quantized import CONFIG, json_beside
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
