@@ -19,7 +19,7 @@ from ckptfix.errors import CkptfixError, StrPath, UnknownFormat, WriteFailed, fi
 from ckptfix.formats import base, signs
 from ckptfix.formats.base import Aspect, Format
 from ckptfix.formats.dcp.part import refuse_part as refuse_part
-from ckptfix.io.source import found_as, is_local, is_place, open_source, shares_open_files
+from ckptfix.io.source import found_as, is_file, is_local, is_place, open_source, shares_open_files
 from ckptfix.io.system import named, refuse_other_kinds
 from ckptfix.names import kinds
 from ckptfix.pickles.collector import gc_paused
@@ -217,7 +217,7 @@ def folder_format(name: str) -> Format | None:
     else:
         able = FORMATS.possible(signs.Beginning(name, b"", 0), folder=True)
     scores = [format.score(name, head, size) for format in able]
-    least = UNPACKED if not head and as_path(name, "data.pkl").is_file() else 1
+    least = UNPACKED if not head and is_file(as_path(name, "data.pkl")) else 1
     return able[scores.index(max(scores))] if scores and max(scores) >= least else None
 
 

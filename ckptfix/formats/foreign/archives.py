@@ -123,7 +123,7 @@ def _unfinished(folder: Path, names: Collection[str]) -> str:
     """Return what is wrong with the metadata of a distributed checkpoint, as a clause for the description."""
     if ".metadata" in names:
         place = folder / ".metadata"
-        if place.is_dir():
+        if is_folder(place):
             return " whose .metadata is a folder, not a file"
         try:
             with open_source(str(place)):

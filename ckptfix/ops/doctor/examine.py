@@ -46,7 +46,6 @@ from ckptfix.io.source import found_as, is_local, open_source, stamp
 from ckptfix.io.virtual_files import checks_of, crc32_of, is_spliced
 from ckptfix.ops import rank_shards
 from ckptfix.ops.candidates import state_dict_of
-from ckptfix.ops.candidates.other_models import other_models, unexamined_files
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
 from ckptfix.ops.doctor import adapter as scan_adapter
 from ckptfix.ops.doctor import contents as scan_contents
@@ -102,6 +101,8 @@ def examine(
         raise NoSuchFile(name)
     alone = located(name)
     if alone != name:
+        from ckptfix.ops.candidates.other_models import other_models, unexamined_files
+
         inner = _examined(alone, like, error, fast, at, like_at, None, progress)
         which = f"{as_path(alone).name}, the model among the files of the folder"
         others = [(row, remedy_of(row, alone)) for row in (*other_models(name, alone), *unexamined_files(name, alone))]
