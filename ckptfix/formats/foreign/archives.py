@@ -13,7 +13,7 @@ from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.foreign.file import INSTALL_H5PY, Answer, UnknownFile
 from ckptfix.formats.members import CHECKPOINTS, kind_of
 from ckptfix.formats.signs import is_tar_header
-from ckptfix.io.source import Source, open_source
+from ckptfix.io.source import Source, is_folder, open_source
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
 
