@@ -19,7 +19,7 @@ from ckptfix.errors import CkptfixError, StrPath, UnknownFormat, WriteFailed, fi
 from ckptfix.formats import base, signs
 from ckptfix.formats.base import Aspect, Format
 from ckptfix.formats.dcp.part import refuse_part as refuse_part
-from ckptfix.io.source import found_as, is_local, is_place, open_source, shares_open_files
+from ckptfix.io.source import found_as, is_file, is_local, is_place, open_source, shares_open_files
 from ckptfix.io.system import named, refuse_other_kinds
 from ckptfix.names import kinds
 from ckptfix.pickles.collector import gc_paused
@@ -35,6 +35,7 @@ class _Row(NamedTuple):
         sign: whether a file or folder may be in the format.
         attribute: the format, in its module.
         folder, suffixes: as in `Format`.
+        lists: it has `Format.listed_beside`.
     """
 
     module: str
@@ -42,6 +43,7 @@ class _Row(NamedTuple):
     attribute: str = "FORMAT"
     folder: bool = False
     suffixes: tuple[str, ...] = ()
+    lists: bool = False
 
     def imported(self) -> Format:
         format: Format = getattr(import_module(f"ckptfix.formats.{self.module}"), self.attribute)
@@ -79,6 +81,12 @@ class Formats(MutableMapping[str, Format]):
         rows = [(name, row) for name, row in self._rows.items() if row.folder is folder]
         return [self[name] for name, row in rows if not isinstance(row, _Row) or row.sign(seen)]
 
+    def listing(self, seen: signs.Beginning) -> list[Format]:
+        """Return the formats of folders with an index of keys that `seen` shows no sign against."""
+        rows = [(name, row) for name, row in self._rows.items() if row.folder]
+        able = [(name, row) for name, row in rows if not isinstance(row, _Row) or (row.lists and row.sign(seen))]
+        return [self[name] for name, _ in able]
+
     def with_suffix(self, path: str) -> Format | None:
         """Return the first format of files that has the suffix of `path`; None if no format has it."""
         rows = [(name, row) for name, row in self._rows.items() if not row.folder]
@@ -108,7 +116,7 @@ _ROWS = {
     "dcp-safetensors": _Row("dcp.format", signs.never, "IMAGES_FORMAT", folder=True),
     "zero": _Row("zero.format", signs.saved_by_deepspeed, folder=True),
     "ranks": _Row("ranks.format", signs.named("rank"), folder=True),
-    "hf": _Row("shards.format", signs.named("-of-", ".index"), folder=True),
+    "hf": _Row("shards.format", signs.named("-of-", ".index"), folder=True, lists=True),
     "hf-bin": _Row("shards.format", signs.never, "TORCH_FORMAT", folder=True),
     "hf-dcp": _Row("shards.format", signs.never, "SLICES_FORMAT", folder=True),
 }
@@ -209,7 +217,7 @@ def folder_format(name: str) -> Format | None:
     else:
         able = FORMATS.possible(signs.Beginning(name, b"", 0), folder=True)
     scores = [format.score(name, head, size) for format in able]
-    least = UNPACKED if not head and as_path(name, "data.pkl").is_file() else 1
+    least = UNPACKED if not head and is_file(as_path(name, "data.pkl")) else 1
     return able[scores.index(max(scores))] if scores and max(scores) >= least else None
 
 
@@ -231,9 +239,8 @@ def read_files(paths: Sequence[StrPath]) -> Checkpoint:
 
 def listed_beside(path: str) -> dict[str, str]:
     """Return the keys that an index beside the file `path` lists in other files; see `Format.listed_beside`."""
-    able = FORMATS.possible(signs.Beginning(str(as_path(path).parent), b"", 0), folder=True)
     listed: dict[str, str] = {}
-    for format in able:
+    for format in FORMATS.listing(signs.Beginning(str(as_path(path).parent), b"", 0)):
         if format.listed_beside is not None:
             listed |= format.listed_beside(path)
     return listed

@@ -23,7 +23,7 @@ from pathlib import PurePosixPath
 
 from ckptfix.commands import command, quoted
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
-from ckptfix.io.source import is_place, open_source
+from ckptfix.io.source import is_file, is_folder, is_place, open_source
 from ckptfix.urls import as_path, real_path, scan_folder
 
 LATEST = ("latest", "latest_universal")
@@ -86,14 +86,14 @@ def find(path: str) -> Save | None:
 
     A folder that contains only one save needs no ``latest``.
     """
-    if not is_place(path) or not as_path(path).is_dir():
+    if not is_place(path) or not is_folder(path):
         return None
     own = _save(path, path)
     if own is not None:
         return own
     for name in LATEST:
         pointer = as_path(path, name)
-        if pointer.is_file():
+        if is_file(pointer):
             step = _named(path, str(pointer))
             found = None if step is None else _save(path, step)
             if found is not None:
@@ -130,7 +130,7 @@ def _named(path: str, pointer: str) -> str | None:
         return None
     step = as_path(path, tag)
     try:
-        inside = step.is_dir() and as_path(real_path(step)).is_relative_to(real_path(path))
+        inside = is_folder(step) and as_path(real_path(step)).is_relative_to(real_path(path))
     except OSError:
         return None
     return str(step) if inside else None
@@ -156,7 +156,7 @@ def _folders_of(folder: str) -> list[str]:
 
 def _save(path: str, folder: str) -> Save | None:
     """Return the save whose files are in `folder`; None if there is no such file."""
-    if not as_path(folder).is_dir():
+    if not is_folder(folder):
         return None
     found = Save(path, folder)
     odd: list[str] = []
@@ -171,7 +171,7 @@ def _save(path: str, folder: str) -> Save | None:
             _note(found, found.models, int(of_rank[1]), int(of_rank[2]), name)
         elif optim is not None:
             _note(found, found.optims, int(optim[1]), int(optim[2]), name)
-    found.universal = as_path(folder, PARAMETERS).is_dir() and any(True for _ in islice(parameters(folder), 1))
+    found.universal = is_folder(as_path(folder, PARAMETERS)) and any(True for _ in islice(parameters(folder), 1))
     if not (found.models or found.optims):
         return None
     if odd:
@@ -188,7 +188,7 @@ def _note(save: Save, ranks: dict[int, str], rank: int, model_rank: int, name: s
         save.slices += [name] if ranks is save.models else []
         message = f"a DeepSpeed checkpoint of several model-parallel ranks ({name}) that does not say how it was split"
         hint = to_universal(save.folder)
-        if not as_path(save.folder, PARAMETERS).is_dir():
+        if not is_folder(as_path(save.folder, PARAMETERS)):
             save.trouble = save.trouble or Unsupported(message, path=save.folder, hint=hint)
         return
     if rank in ranks:
@@ -222,23 +222,23 @@ def to_universal(folder: str) -> str:
 def parameters(folder: str) -> Iterator[str]:
     """Yield the names of the parameters of a universal checkpoint."""
     for name in entries_of(str(as_path(folder, PARAMETERS))):
-        if as_path(folder, PARAMETERS, name, "fp32.pt").is_file():
+        if is_file(as_path(folder, PARAMETERS, name, "fp32.pt")):
             yield name
 
 
 def way_out(path: str) -> tuple[str, bool]:
     """Return how to get one file from the save that the path `path` belongs to, and whether that is a command."""
     place = as_path(path)
-    folder = place if place.is_dir() else place.parent
+    folder = place if is_folder(place) else place.parent
     found = find(str(folder))
     if found is not None and found.trouble is not None:
         return found.trouble.hint or found.trouble.message, False
-    if found is not None and (place.is_dir() or _is_complete(found)):
+    if found is not None and (is_folder(place) or _is_complete(found)):
         return command("convert", folder, "OUT.pth"), True
-    below = [] if found is not None or not place.is_dir() else steps(path)
+    below = [] if found is not None or not is_folder(place) else steps(path)
     if below:
         return command("convert", place / below[-1], "OUT.pth"), True
-    put = "put it back in its folder, next to the files of the other ranks; then run " if place.is_file() else ""
+    put = "put it back in its folder, next to the files of the other ranks; then run " if is_file(place) else ""
     return f"{put}`{command('convert', 'FOLDER', 'OUT.pth')}`, where FOLDER holds the files of one save", False
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckptfix.errors import printable
+from ckptfix.io.source import is_folder
 from ckptfix.urls import as_path
 
 CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
@@ -199,7 +200,7 @@ def rivals_of(folder: str, taken: str) -> tuple[str, ...]:
 
 def optimizer_of(path: str) -> str | None:
     """Return the only optimizer file or folder that a trainer saved in the folder `path`; None without one."""
-    if not as_path(path).is_dir():
+    if not is_folder(path):
         return None
     try:
         found = [member.name for member in members(path) if member.role == "optimizer"]

@@ -44,7 +44,7 @@ from ckptfix.io.open_files import shares_open_files as shares_open_files
 from ckptfix.io.open_files import sums_of as sums_of
 from ckptfix.io.open_files import threads as threads
 from ckptfix.io.system import named
-from ckptfix.urls import SCHEMES, STORES, Virtual, is_url, known, scheme_of
+from ckptfix.urls import SCHEMES, STORES, Virtual, as_path, is_url, known, scheme_of
 
 BATCH = 1 << 20
 """Bytes of small pieces that are combined into one write."""
@@ -338,6 +338,22 @@ def found_as(name: str) -> Literal["file", "folder", "other", ""]:
         except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: the name has a NUL
             return ""
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+
+
+def is_file(name: str | os.PathLike[str]) -> bool:
+    """Return whether there is a regular file of this name; see `is_folder`."""
+    with named(os.fspath(name)):
+        return as_path(name).is_file()
+
+
+def is_folder(name: str | os.PathLike[str]) -> bool:
+    """Return whether there is a folder of this name. A cycle of links, and a name that no file can have, is nothing.
+
+    Raises:
+        WriteFailed: the disk does not answer, as for a name in a folder that cannot be entered.
+    """
+    with named(os.fspath(name)):
+        return as_path(name).is_dir()
 
 
 def open_source(name: str | os.PathLike[str]) -> Source:

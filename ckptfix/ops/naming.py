@@ -9,7 +9,6 @@ from ckptfix import formats
 from ckptfix.errors import CkptfixError, StrPath, UnknownFormat, file_name
 from ckptfix.findings.table import proposed, suffixed
 from ckptfix.formats.base import PACKED
-from ckptfix.formats.foreign.archives import checkpoints_in
 from ckptfix.formats.target import fitting_suffix, of_suffix
 from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, normal
@@ -112,5 +111,7 @@ def _called(source: StrPath) -> str:
         return f"{normal(name)}{as_path(path).suffix}"
     if found_as(name) != "folder" or not is_local(name) or formats.is_folder_checkpoint(name):
         return name
+    from ckptfix.formats.foreign.archives import checkpoints_in
+
     suffixes = {as_path(inner).suffix for inner in checkpoints_in(name)}
     return f"{normal(name)}{suffixes.pop()}" if len(suffixes) == 1 else name

@@ -13,7 +13,7 @@ from ckptfix.arguments import checks_types
 from ckptfix.errors import CkptfixError, StrPath, file_name, printable
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.record import EditRecord
-from ckptfix.io.source import shares_open_files
+from ckptfix.io.source import is_file, shares_open_files
 from ckptfix.io.unfinished_edits import JOURNAL, UNDO, beside
 from ckptfix.ops.inplace import edits_of, refuse_far
 from ckptfix.ops.writing import existing
@@ -153,4 +153,4 @@ def _meant(source: StrPath) -> str:
 def _target(path: str, target: str) -> str:
     """Return the file to undo; for the index of a folder, the folder."""
     place = Path(target)
-    return str(place.parent) if path.endswith(".json") and place.is_file() and formats.detect(path).folder else target
+    return str(place.parent) if path.endswith(".json") and is_file(place) and formats.detect(path).folder else target

@@ -314,7 +314,7 @@ def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -
     """Add a line to the draft that reports which checkpoint of the folder `source` was read, if it has several."""
     if isinstance(source, Checkpoint) or os.fspath(path) == os.fspath(source):
         return draft
-    from ckptfix.ops.other_models import other_models
+    from ckptfix.ops.candidates.other_models import other_models
 
     others = tuple(other_models(os.fspath(source), os.fspath(path)))
     notes = [other.message for other in others if other.severity == "info"]

@@ -29,8 +29,8 @@ from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.damaged import object as damaged
 from ckptfix.ops import slim
-from ckptfix.ops.repair import torch as repair
 from ckptfix.pickles import emit, parse, reemit
 from ckptfix.pickles.graph import label
 
@@ -168,11 +168,11 @@ def fill_skips(patch: Patch) -> None:
 def repair_forgets(patch: Patch) -> None:
     """repair writes a pickle that lacks what it says it has kept."""
 
-    def untouched(found: Any) -> Any:
+    def rewritten(self: Any, gone: Any, items: Any, counts: Any, **how: Any) -> Any:
         with skipping():
-            return reemit.reemit(found.graph)
+            return reemit.reemit(self._found.graph)
 
-    patch.setattr(repair, "_untouched", untouched)
+    patch.setattr(damaged.DamagedObject, "rewritten", rewritten)
 
 
 @dataclass(frozen=True)

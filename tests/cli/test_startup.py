@@ -46,7 +46,7 @@ BOUNDS = {
     "ls": 160,
     "ls FOLDER": 165,
     "doctor": 160,
-    "FILE": 165,
+    "FILE": 167,
     "fix": 190,
     "to-cpu LEGACY": 130,
     "inspect SAFETENSORS": 140,

@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 OPS: tuple[tuple[str, ...], ...] = (
     (
-        *("audit", "averages", "candidates", "inplace", "layers", "naming", "other_models"),
+        *("audit", "candidates", "inplace", "layers", "naming"),
         *("quantized", "record", "tensor_classes"),
     ),
     ("choose", "hazards"),

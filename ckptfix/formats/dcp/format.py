@@ -28,7 +28,7 @@ from ckptfix.formats.dcp.planned import read_planned
 from ckptfix.formats.dcp.read import IMAGES, NAME, RANKS, read
 from ckptfix.formats.dcp.repair import repair
 from ckptfix.formats.dcp.write import plan_write, recode, sized, sized_recode
-from ckptfix.io.source import is_local, open_source
+from ckptfix.io.source import is_file, is_local, open_source
 from ckptfix.urls import as_path
 
 STATES: frozenset[Aspect] = frozenset({"objects", "order"})
@@ -37,7 +37,7 @@ STATES: frozenset[Aspect] = frozenset({"objects", "order"})
 def score(path: str, head: bytes, size: int) -> int:
     """Return 100 for a folder with a `.metadata` that is a pickle, or with one for each rank."""
     place = as_path(path, METADATA)
-    if not place.is_file():
+    if not is_file(place):
         own = ranks.names(path) if not head and not size and is_local(path) else {}
         if not own:
             return 0

@@ -16,7 +16,7 @@ import re
 
 from ckptfix.commands import command
 from ckptfix.errors import ChangedFile, CkptfixError, DistributedPart
-from ckptfix.io.source import is_local, open_source
+from ckptfix.io.source import is_file, is_local, open_source
 from ckptfix.urls import as_path
 from ckptfix.zips.archive_sequence import BEHIND, is_archive, several
 
@@ -36,7 +36,7 @@ def refuse_part(path: str, *, behind: int = 0) -> None:
         DistributedPart: the file at `path` holds several archives, or has the name of a file of such a folder.
     """
     place = as_path(path)
-    beside = is_local(path) and place.with_name(".metadata").is_file()
+    beside = is_local(path) and is_file(place.with_name(".metadata"))
     named = place.name.endswith(SUFFIX) or (beside and _OWN_NAME.fullmatch(place.name) is not None)
     try:
         with open_source(path) as reader:

@@ -22,7 +22,7 @@ from ckptfix.formats.folders.copies import differing
 from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io.chunks import Chunk, tiled
-from ckptfix.io.source import mark, open_source
+from ckptfix.io.source import is_file, mark, open_source
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 from ckptfix.pickles import Dict
 from ckptfix.pickles.graph import Node
@@ -200,7 +200,7 @@ def read_folder(path: str) -> tuple[Metadata, ItemFiles, list[Finding]]:
         DamagedFile: no metadata can be read.
         Unsupported: items are compressed or encrypted.
     """
-    if as_path(path, dcp_metadata.NAME).is_file() or not ranks.names(path):
+    if is_file(as_path(path, dcp_metadata.NAME)) or not ranks.names(path):
         said, before = read_metadata(path)
         return said, find_files(path, said, (before,)), []
     made = ranks.together(path, lambda name: read_metadata(path, name))

@@ -13,7 +13,7 @@ from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.foreign.file import INSTALL_H5PY, Answer, UnknownFile
 from ckptfix.formats.members import CHECKPOINTS, kind_of
 from ckptfix.formats.signs import is_tar_header
-from ckptfix.io.source import Source, open_source
+from ckptfix.io.source import Source, is_folder, open_source
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
 
@@ -123,7 +123,7 @@ def _unfinished(folder: Path, names: Collection[str]) -> str:
     """Return what is wrong with the metadata of a distributed checkpoint, as a clause for the description."""
     if ".metadata" in names:
         place = folder / ".metadata"
-        if place.is_dir():
+        if is_folder(place):
             return " whose .metadata is a folder, not a file"
         try:
             with open_source(str(place)):

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from ckptfix.commands import command, verbatim
 from ckptfix.errors import UnknownFormat
-from ckptfix.io.source import found_as, is_local
+from ckptfix.io.source import found_as, is_file, is_local
 from ckptfix.urls import as_path
 
 _METADATA = ".metadata"
@@ -16,7 +16,7 @@ _FOLDER = "dcp-folder"
 def described(path: str, error: UnknownFormat) -> tuple[str, str]:
     """Return the id and the message of the finding about `path`, which no format reads."""
     what = error.message
-    if error.kind == _FOLDER and found_as(path) == "folder" and not as_path(path, _METADATA).exists():
+    if error.kind == _FOLDER and found_as(path) == "folder" and not found_as(str(as_path(path, _METADATA))):
         return "dcp-no-metadata", what if what.endswith(("end", "no pickle")) else f"{what} without its .metadata"
     return error.kind, what
 
@@ -34,7 +34,7 @@ def pickle_of(path: str, ids: Collection[str]) -> tuple[str, str]:
 
 def part_advice(path: str) -> str | None:
     """Return the advice for one file of a checkpoint of many; None if its folder is not the checkpoint."""
-    beside = is_local(path) and as_path(path).with_name(_METADATA).is_file()
+    beside = is_local(path) and is_file(as_path(path).with_name(_METADATA))
     return _with_its_folder(path) if beside else None
 
 

@@ -26,7 +26,7 @@ from ckptfix.formats.ranks.names import meant, rank_of
 from ckptfix.formats.ranks.shards import is_flat
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings, pickled_object
-from ckptfix.io.source import is_place, mark
+from ckptfix.io.source import found_as, is_file, is_folder, is_place, mark
 from ckptfix.urls import as_path
 
 MARKS = ("DTensor", "ShardedTensor")
@@ -37,7 +37,7 @@ MOST_RANKS = 1 << 17
 
 def score(path: str, head: bytes, size: int) -> int:
     """Return 60 for a folder of files of several ranks if one of them contains parts of tensors."""
-    if head or size or not is_place(path) or not as_path(path).is_dir():
+    if head or size or not is_place(path) or not is_folder(path):
         return 0
     family = meant(path)
     if family is None:
@@ -91,10 +91,10 @@ def read_files(paths: Sequence[StrPath]) -> Checkpoint:
     for place, path in enumerate(paths):
         name = file_name(path)
         there = as_path(name)
-        if not there.is_file():
+        if not is_file(there):
             raise (
                 NoSuchFile(name)
-                if not there.exists()
+                if not found_as(name)
                 else NoFile("one of the paths for the ranks is not a file", path=name)
             )
         file = _open(name)
@@ -179,7 +179,7 @@ _READ_ONLY = "ckptfix reads files of ranks, but does not write them"
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    raise _read_only(checkpoint.files[0].path if as_path(checkpoint.path).is_file() else checkpoint.path, dest)
+    raise _read_only(checkpoint.files[0].path if is_file(checkpoint.path) else checkpoint.path, dest)
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from ckptfix.formats.members import role_of
+from ckptfix.io.source import is_folder
 from ckptfix.urls import as_path
 
 _RANK = re.compile(r"(?P<head>.*?(?:^|[._-]))(?P<word>rank[._-]?)(?P<rank>\d{1,6})(?P<tail>[._-].*)?", re.IGNORECASE)
@@ -78,7 +79,7 @@ def families(names: Iterable[str]) -> list[RankFamily]:
 
 def in_folder(path: str) -> list[RankFamily]:
     """Return the families in the folder `path`."""
-    if not as_path(path).is_dir():
+    if not is_folder(path):
         return []
     try:
         return families(sorted(entry.name for entry in islice(as_path(path).iterdir(), MAX_FILES) if entry.is_file()))

@@ -20,7 +20,7 @@ from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.shards import files
 from ckptfix.formats.shards.index import INDEX, MAX_SHARDS, Index, read_index
 from ckptfix.formats.torch.common import maybe_pickled_object
-from ckptfix.io.source import mark
+from ckptfix.io.source import is_folder, mark
 from ckptfix.urls import as_path, headers_of, real_path
 from ckptfix.words import some
 
@@ -103,7 +103,7 @@ def open_layout(path: str) -> ShardedLayout:
         CkptfixError: the folder cannot be listed.
     """
     folder, index_path = path, None
-    if not as_path(path).is_dir():
+    if not is_folder(path):
         folder, index_path = os.path.dirname(path) or ".", path  # noqa: PTH120 (the text of the name is kept)
     there = files.find(folder)
     if index_path is None:

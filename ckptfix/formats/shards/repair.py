@@ -20,7 +20,7 @@ from ckptfix.formats.repairs import LostTensor, Repair, RepairTools
 from ckptfix.formats.shards import files, slices, write
 from ckptfix.formats.shards.index import Index, looks_like_index, read_index, written
 from ckptfix.formats.shards.layout import data_bytes, open_layout, others, prefixed
-from ckptfix.io.source import found_as, open_source
+from ckptfix.io.source import found_as, is_folder, open_source
 from ckptfix.urls import as_path, real_path
 
 
@@ -86,7 +86,7 @@ class _Work:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        named = None if as_path(path).is_dir() else path
+        named = None if is_folder(path) else path
         self.folder = path if named is None else str(as_path(path).parent)
         self.there = files.find(self.folder)
         if named is None:

@@ -19,7 +19,8 @@ from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.names import averaged_keys, kinds, spellings, wrappers
 from ckptfix.names.attributes import bare_names
 from ckptfix.names.averaged_keys import AveragedKeys
-from ckptfix.ops import averages, choose
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import averages
 from ckptfix.ops.choose import chosen_sites
 from ckptfix.ops.dequantize import summary as quantized
 from ckptfix.words import plural, some

@@ -57,7 +57,6 @@ from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.naming import kept_suffix
-from ckptfix.ops.other_models import other_models, unexamined_files
 from ckptfix.ops.quantized import CONFIG, json_beside
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
@@ -102,6 +101,8 @@ def examine(
         raise NoSuchFile(name)
     alone = located(name)
     if alone != name:
+        from ckptfix.ops.candidates.other_models import other_models, unexamined_files
+
         inner = _examined(alone, like, error, fast, at, like_at, None, progress)
         which = f"{as_path(alone).name}, the model among the files of the folder"
         others = [(row, remedy_of(row, alone)) for row in (*other_models(name, alone), *unexamined_files(name, alone))]

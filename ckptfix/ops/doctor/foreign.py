@@ -23,12 +23,11 @@ from ckptfix.findings.steps import Fix, Step, step
 from ckptfix.findings.table import fix_of, found
 from ckptfix.formats import FORMATS, HEAD, detect, open_as, open_checkpoint
 from ckptfix.formats.base import unknown
-from ckptfix.formats.foreign import unread
 from ckptfix.formats.loading import hidden_globals as scan_inside
 from ckptfix.formats.loading.hidden_globals import HiddenContents
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import any_packing_of
-from ckptfix.io.source import found_as, is_local, open_source
+from ckptfix.io.source import found_as, is_folder, is_local, open_source
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory
@@ -65,6 +64,8 @@ _TAIL = 1 << 26
 
 def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     """Yield the finding for `error`, raised when the file was opened; and what else can be found out."""
+    from ckptfix.formats.foreign import unread
+
     if isinstance(error, DistributedPart):
         yield _part(path, error)
         return
@@ -78,6 +79,8 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
 
 
 def _part(path: str, error: DistributedPart) -> Finding:
+    from ckptfix.formats.foreign import unread
+
     return found("distributed-shard", error.message, fix=unread.part_advice(path))
 
 
@@ -106,6 +109,8 @@ def id_of(error: CkptfixError) -> str:
 
 
 def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
+    from ckptfix.formats.foreign import unread
+
     id, what = unread.described(path, error)
     if id == "truncated":
         yield _no_directory(path, what)
@@ -119,6 +124,8 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
 
 def _fix(path: str, error: UnknownFormat) -> Fix | None:
     """Return the remedy, where it differs from that of the row of its kind."""
+    from ckptfix.formats.foreign import unread
+
     id, hint = error.kind, verbatim(error.hint or "")
     if id in _KEPT_HINTS and hint:
         return hint
@@ -126,7 +133,7 @@ def _fix(path: str, error: UnknownFormat) -> Fix | None:
         return hint
     if id == "bare-data-pkl" and is_local(path):
         parent = as_path(path).resolve().parent
-        return (Step("doctor", source=str(parent)),) if (parent / "data").is_dir() else None
+        return (Step("doctor", source=str(parent)),) if is_folder(parent / "data") else None
     if is_program(id):
         return _of_program(path)
     return unread.advice(path, error)

@@ -24,8 +24,8 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as
 from ckptfix.ops.any_source import every_format, takes_any_source
 from ckptfix.ops.audit.promise import Promise
-from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import candidates
+from ckptfix.ops.candidates.averages import is_average
 from ckptfix.ops.choose import choose as chosen_state_dict
 from ckptfix.ops.convert import little
 from ckptfix.ops.extract.averaged import averaged

@@ -15,8 +15,8 @@ from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.weights import Weights
 from ckptfix.names import averaged_keys
 from ckptfix.names.averaged_keys import AveragedKeys
-from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import Candidate, at_address
+from ckptfix.ops.candidates.averages import is_average
 from ckptfix.ops.choose import ANY, choices, listed, meant
 from ckptfix.ops.extract.sources import picked, read
 

@@ -8,13 +8,12 @@ from ckptfix.arguments import checks_types
 from ckptfix.errors import StrPath, UnknownFormat, file_name
 from ckptfix.formats import located, open_checkpoint
 from ckptfix.formats.members import members
-from ckptfix.io.source import shares_open_files
+from ckptfix.io.source import is_folder, shares_open_files
 from ckptfix.ops import rank_shards
 from ckptfix.ops.inspect.describe import Inspection, of_folder
 from ckptfix.ops.inspect.describe import inspect as inspect_op
 from ckptfix.ops.inspect.training import beside
 from ckptfix.pickles.collector import gc_paused
-from ckptfix.urls import as_path
 
 
 @checks_types
@@ -37,7 +36,7 @@ def inspect(path: StrPath) -> Inspection:
         described = inspect_op(checkpoint)
         return replace(described, findings=(*described.findings, *rank_shards.remarks(checkpoint)))
     except UnknownFormat as error:
-        inside = members(name) if error.kind == "no-checkpoint" and as_path(name).is_dir() else ()
+        inside = members(name) if error.kind == "no-checkpoint" and is_folder(name) else ()
         if not any(member.may_be_checkpoint for member in inside):
             raise
         return of_folder(name, inside)

@@ -19,7 +19,8 @@ from ckptfix.names.attributes import attributes_at, without_wrappers
 from ckptfix.names.regexes import Regex
 from ckptfix.names.rules import NameRule, is_rule
 from ckptfix.names.wrappers import Rule
-from ckptfix.ops import averages, choose
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import averages
 from ckptfix.ops.choose import chosen_sites
 from ckptfix.ops.rename import flattened
 from ckptfix.words import plural, some

@@ -68,8 +68,12 @@ class RepairResult(Result):
 
 
 def _takes(format: Format, target: Format) -> bool:
-    """Return whether the repair itself makes a `target` of `format`: of a format that is only read, a torch file."""
-    return format is target or (not format.edits and "objects" in target.states)
+    """Return whether the repair itself makes a `target` of `format`.
+
+    It makes a torch file of a format that is only read, and of a folder that holds objects.
+    """
+    becomes_file = not format.edits or (format.folder and not becomes_folder(format))
+    return format is target or (becomes_file and "objects" in target.states)
 
 
 @checks_types

@@ -24,7 +24,7 @@ from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.zip_layout import MAX_PICKLE
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import open_source
+from ckptfix.io.source import is_file, open_source
 from ckptfix.ops.layers import is_noise
 from ckptfix.urls import as_path, walk_folder
 from ckptfix.zips.rebuild import Damaged, Rebuilt, RebuiltArchive, Salvaged
@@ -210,7 +210,7 @@ def read_folder(path: str) -> Wreck:
         for name in names:
             place = as_path(folder, name)
             relative = place.relative_to(path).as_posix()
-            if not is_noise(relative) and place.is_file():
+            if not is_noise(relative) and is_file(place):
                 files[relative] = place
     prefixes = _pickles(files, path)
     wreck = Wreck(path, sums=False)
