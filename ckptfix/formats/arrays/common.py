@@ -259,7 +259,8 @@ def read_only(
     """
 
     def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
-        yield found(finding, f"{title}: torch does not read it", fix=step("convert", to="safetensors"))
+        fix = step("convert", to="safetensors") if checkpoint.entries else ""
+        yield found(finding, f"{title}: torch does not read it", fix=fix)
         if not checksums:
             yield found("no-checksums", f"{title} has no checksums: a flipped bit in the data cannot be detected")
 

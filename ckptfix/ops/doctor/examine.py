@@ -439,6 +439,10 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast:
     """Yield findings about the pickle, and about further pickles in the records."""
     parts = maybe_pickled_object(checkpoint)
     if parts is None:
+        if not (format_of(checkpoint).folder or format_of(checkpoint).writes):
+            # An array of objects in a file of NumPy is a pickle, which ckptfix does not take and others load.
+            rows = [row for row in scan_inside.look(checkpoint.path).hidden if is_dangerous(row.name)]
+            yield from doctor_pickle.hidden(rows, fix="")
         return
     looked.append("pickle")
     archive = torch_zip.archive_of(checkpoint)

@@ -231,6 +231,17 @@ def test_what_is_no_tensor_is_named_and_no_pickle_is_run(tmp_path: Path) -> None
     assert result.tensors == 1
 
 
+@pytest.mark.parametrize("save", [npz, packed_npz])
+def test_doctor_says_what_an_array_of_objects_would_run(save: Any, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (os.system, ("touch ran",))
+
+    save({"w": np.ones(2, "f4"), "o": np.array([Evil(), 1], dtype=object)}, tmp_path / "in.npz")
+    found = ckptfix.doctor(tmp_path / "in.npz").findings
+    assert ["system" in row.message for row in found if row.id == "dangerous-global"] == [True]
+
+
 def test_flax_states_of_training_and_chunks(tmp_path: Path) -> None:
     whole = np.arange(10, dtype="f4").reshape(2, 5)
     chunked = {
