@@ -126,6 +126,13 @@ def blames_changes() -> Iterator[None]:
         raise cause from error
 
 
+def refuse_changes() -> None:
+    """Raise ChangedFile if a local file has changed since this command opened it."""
+    for path, before in first_seen().items():
+        if is_local(path) and (change := change_of(path, before)) is not None:
+            raise change
+
+
 def cause_of(error: CkptfixError) -> CkptfixError:
     """Return the error about the first file of this command that changed since it was opened, or `error` itself."""
     if isinstance(error, ChangedFile):

@@ -23,7 +23,7 @@ from ckptfix.formats import FORMATS
 from ckptfix.formats.base import PACKED, TORCH_SUFFIXES, Format
 from ckptfix.formats.signs import ZIP, Beginning
 from ckptfix.formats.target import named_format, of_suffix, suits
-from ckptfix.io.source import mark, open_source, shares_open_files
+from ckptfix.io.source import mark, open_source, refuse_changes, shares_open_files
 from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import Account, Promise
 from ckptfix.ops.chain import Chain, function_of
@@ -530,6 +530,7 @@ def is_direct(
         raise  # a second look would see only the new version
     except (CkptfixError, OSError):
         return True
+    refuse_changes()  # the command itself would see only the new version
     target = target_of(format, os.fspath(dest))
     try:
         if refuse is not None:
