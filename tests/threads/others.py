@@ -224,7 +224,7 @@ OTHERS: tuple[Thread, ...] = (
     Thread(
         "zkyseu/O2SFormer/issues/23", "mmengine",
         f"The model and loaded state dict do not match exactly\n\nunexpected key in source state_dict: "
-        f"{', '.join(EMA_LANES)}\n", {**LANES, **EMA_LANES}, "said:unexpected-keys", at="state_dict",
+        f"{', '.join(EMA_LANES)}\n", {**LANES, **EMA_LANES}, "solved", LANES, at="state_dict",
     ),
     Thread(
         "ligang-cs/PseCo/issues/7", "mmengine",
