@@ -433,15 +433,20 @@ def average(
 
     @takes_any_source()
     def averaged(source: StrPath, dest: StrPath, *, at: str | None = None, **how: Any) -> AverageResult:
-        made = partial(make, at=at)
+        made = partial(make, here=at)
         return carry_out(source, dest, made, WriteOptions(**how))
 
-    def make(checkpoint: Checkpoint, dest: str, at: str | None) -> Draft[AverageResult]:
+    def make(checkpoint: Checkpoint, dest: str, here: str | None) -> Draft[AverageResult]:
+        try:
+            choose.mapping(checkpoint, here)
+        except Refused as error:
+            if error.of_module:
+                raise  # this is called again with its state dict, which is at the top level
         others: list[Checkpoint] = []
         for path in paths[:-1]:
             with about(path):
                 others.append(as_state_dict(path, name, at, stack))
-        done = plan_average([*others, checkpoint], shares, at=at)
+        done = plan_average([*others, checkpoint], shares, at=here)
         total = sum(shares)
         lines = [f"averaged {plural(len(done.puts), 'tensor')} of {plural(len(paths), 'file')}, in float64"]
         if done.taken:

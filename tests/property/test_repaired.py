@@ -19,6 +19,6 @@ def test_doctor_finds_no_damage_in_what_was_repaired(tmp_path: Path) -> None:
 
 def test_a_repair_that_leaves_damage_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a repair that keeps tensors on which every loader fails, the campaign says so."""
-    monkeypatch.setattr("ckptfix.ops.repair.torch._Lookup.gone", lambda self, found: set())
+    monkeypatch.setattr("ckptfix.formats.torch.damaged.object.DamagedObject.gone", lambda self: set())
     count = run(tmp_path, range(60), range(0))
     assert any("doctor finds damage" in line for line in count.wrong)

@@ -25,6 +25,10 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         "a program is compared with a model once its weights are extracted",
     ),
     (
+        "attacks/hand/meta-dtype.pth", "doctor finds .*bad-call",
+        "as for wrapper.pth",
+    ),
+    (
         "attacks/hand/np-zero-dim.pth", "names-prefixed",
         "x is an array that becomes a tensor only in the plain file, and no prefix is on all keys then",
     ),
