@@ -22,7 +22,7 @@ def assert_same(a: Any, b: Any, *, rename: Rename | None = None, device: str | N
     _Comparison(rename, device).same(a, b, "root")
 
 
-def assert_alike(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+def assert_same_state(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
     """Two state dicts have the same names, in any order, and the same tensors: types, shapes and values."""
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():

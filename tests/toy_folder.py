@@ -149,7 +149,7 @@ def _rest(entry: TensorEntry) -> tuple[Any, ...]:
 
 
 def repair(path: str, tools: RepairTools) -> Repair:
-    """All tensors of the index, of which those are lost whose file is missing, or of another size."""
+    """The tensors of the index; a tensor is lost if its file is missing or has a different size."""
     _, rows = _all(path)
     whole = read(path)
     lost = {entry.key: finding.message for entry, finding in rows if finding is not None}

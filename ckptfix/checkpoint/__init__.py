@@ -38,3 +38,4 @@ from ckptfix.checkpoint.tensors import refuse_unusable as refuse_unusable
 from ckptfix.checkpoint.tensors import reshaped as reshaped
 from ckptfix.checkpoint.tensors import same_bytes as same_bytes
 from ckptfix.checkpoint.tensors import same_place as same_place
+from ckptfix.checkpoint.tensors import short_shape as short_shape

@@ -156,6 +156,12 @@ NO_DATA = "the file holds no data for it: it was saved on the meta device"
 NO_DATA_HINT = "save it again once it has values, or copy it from a checkpoint that has them"
 
 
+def short_shape(shape: Sequence[int]) -> str:
+    """Return a shape as text; the length is limited because a hostile file may state thousands of sizes."""
+    shown = ", ".join(map(str, shape[:8]))
+    return f"[{shown}, ...]" if len(shape) > 8 else f"[{shown}]"
+
+
 def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Return the number of storage elements from the first to the last element of a view that is not empty."""
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

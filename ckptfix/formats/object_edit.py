@@ -115,7 +115,7 @@ class ObjectEdit:
         if keys is not None and None not in moved.values():
             rewritten = renumbered(rewritten, keys, self.checkpoint.path)
             storages = {keys[key]: storage for key, storage in moved.items() if storage is not None}
-        return plan_rewrite(self.checkpoint, rewritten, dest, storages, alike=True)
+        return plan_rewrite(self.checkpoint, rewritten, dest, storages, same_layout=True)
 
     def _moved(self, key: str, storages: Mapping[str, NewStorage]) -> NewStorage | None:
         """Return a storage that gets a new key; None for one that the file lacks."""

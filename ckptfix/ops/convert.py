@@ -423,23 +423,7 @@ def convert(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ConvertResult:
-    """Write `source` to `dest` in a different format.
-
-    Args:
-        source: a file or a folder; or the files of all ranks of a job, which are joined.
-        to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by default, the suffix of `dest`
-            decides.
-        at: address of the state dict to write, if there are several.
-        drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
-        shard_size: bytes of tensors per file in a folder of shards, or a string such as ``"500MB"``; 5GB by default.
-        weights: for a DeepSpeed folder: ``"fp32"``, the master weights, by default; or ``"model"``, the weights that
-            the model computed with.
-        optimizer: for a DeepSpeed folder: write the optimizer state too, by parameter name; not to safetensors.
-        dequantize: write plain weights instead of quantized ones, with the keys and shapes of the model before it was
-            quantized. Scales and zero points are left out, and ``quantization_config`` in a folder's config.json.
-        dtype: of the plain weights; by default that in which the scheme's own code computes them.
-
-    The other arguments are those of `strip_module`.
+    """Write `source` to `dest` in a different format. The arguments are those of `deploy.convert`, which calls it.
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[ConvertResult]:

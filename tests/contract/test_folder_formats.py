@@ -19,6 +19,7 @@ import sharded
 import torch
 import toy_folder
 from click.testing import CliRunner
+from compare import assert_same_state
 from file_commands import FORMS
 from safetensors.torch import load_file, save_file
 from torch.distributed import checkpoint as dcp
@@ -84,12 +85,6 @@ def source(name: str, tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def alike(found: State, wanted: State) -> bool:
-    return set(found) == set(wanted) and all(
-        value.dtype == wanted[name].dtype and torch.equal(value, wanted[name]) for name, value in found.items()
-    )
-
-
 def said(*words: object) -> tuple[int, Any]:
     """The exit code of a command and its JSON; fails for an error that is not one of ours."""
     done = CliRunner().invoke(commands, [*map(str, words), "--json"])
@@ -101,7 +96,7 @@ def test_every_reader_reads_it(name: str, source: Path, tmp_path: Path) -> None:
     same = tmp_path / "same.safetensors"
     save_file(state(), same, metadata={"format": "pt"})
     assert open_checkpoint(source).format == name and detect(source).name == name.removesuffix("-bin")
-    assert alike(ckptfix.load_state_dict(source, strip=None), state())
+    assert_same_state(ckptfix.load_state_dict(source, strip=None), state())
     model = torch.nn.ModuleList(torch.nn.Linear(3 + n, 4, bias=not n) for n in range(3))
     model[0].bias.data = model[0].bias.data.bfloat16()
     assert not ckptfix.load_into(model, source).missing
@@ -118,17 +113,17 @@ def test_every_reader_reads_it(name: str, source: Path, tmp_path: Path) -> None:
 def test_it_is_written_in_other_formats_and_its_own(name: str, source: Path, tmp_path: Path) -> None:
     done = ckptfix.convert(source, tmp_path / "out.safetensors")
     assert (done.exit_code, done.account.lost) == (0, ())
-    assert alike(load_file(tmp_path / "out.safetensors"), state())
+    assert_same_state(load_file(tmp_path / "out.safetensors"), state())
     if FORMATS[open_checkpoint(source).format].writes:
         assert ckptfix.convert(tmp_path / "out.safetensors", tmp_path / "again", to=name).exit_code == 0  # type: ignore[arg-type]
-        assert alike(ckptfix.load_state_dict(tmp_path / "again", strip=None), state())
+        assert_same_state(ckptfix.load_state_dict(tmp_path / "again", strip=None), state())
 
 
 def test_names_are_edited(name: str, source: Path, tmp_path: Path) -> None:
     done = ckptfix.strip_module(source, tmp_path / "out")
     wanted = {key.removeprefix("module."): value for key, value in state().items()}
     assert (done.exit_code, done.format) == (0, open_checkpoint(source).format)
-    assert alike(ckptfix.load_state_dict(tmp_path / "out"), wanted)
+    assert_same_state(ckptfix.load_state_dict(tmp_path / "out"), wanted)
 
 
 def test_tensors_are_edited(name: str, source: Path, tmp_path: Path) -> None:
@@ -167,13 +162,14 @@ def test_damage_is_found_and_the_rest_is_saved(name: str, source: Path, tmp_path
         return
     done = ckptfix.repair(source, tmp_path / "saved")
     kept = ckptfix.load_state_dict(tmp_path / "saved", strip=None)
-    assert len(kept) > 1 and alike(kept, {key: state()[key] for key in kept})
+    assert len(kept) > 1
+    assert_same_state(kept, {key: state()[key] for key in kept})
     assert {loss.name for loss in done.losses} == set(state()) - set(kept)
     assert done.exit_code == (3 if done.losses else 0) and (done.losses or damage == "longer")
     save_file(state(), tmp_path / "older.safetensors")
     filled = ckptfix.repair(source, tmp_path / "filled", fill_from=tmp_path / "older.safetensors")
     if not any(loss.shape is None for loss in filled.losses):
-        assert alike(ckptfix.load_state_dict(tmp_path / "filled", strip=None), state())
+        assert_same_state(ckptfix.load_state_dict(tmp_path / "filled", strip=None), state())
 
 
 def test_its_index_may_be_anything(name: str, source: Path) -> None:

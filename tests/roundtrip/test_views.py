@@ -158,7 +158,7 @@ def test_what_torch_wrote(name: str, source: str, tmp_path: Path) -> None:
 
 
 class Conversions:
-    """A state saved by torch, converted along chains: what chains begin with alike is done once.
+    """A state saved by torch, converted along chains; a beginning that several chains share is done once.
 
     Args:
         folder: an empty one.

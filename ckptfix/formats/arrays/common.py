@@ -25,6 +25,7 @@ from ckptfix.checkpoint import (
     contiguous_stride,
     dtypes,
     file_of,
+    short_shape,
 )
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
@@ -121,16 +122,16 @@ def tensor_of(array: Array) -> TensorEntry:
     for size in array.shape:
         count *= size or 1
         if size < 0 or count >= MOST_ELEMENTS:
-            raise DamagedFile(f"no tensor has the shape {short(array.shape)}", where=array.key)
+            raise DamagedFile(f"no tensor has the shape {short_shape(array.shape)}", where=array.key)
     if math.prod(array.shape) * itemsize != array.data.length:
         name = array.dtype or array.kind
-        message = f"{name} {short(array.shape)} does not fit its {array.data.length} bytes"
+        message = f"{name} {short_shape(array.shape)} does not fit its {array.data.length} bytes"
         raise DamagedFile(message, where=array.key)
     if array.dtype is None:
         length = array.data.length
         storage = Storage(array.key, "uint8", length, "cpu", array.data)
         return TensorEntry(
-            array.key, array.at, storage, "uint8", (length,), (1,), detail=f"{array.kind} {short(array.shape)}"
+            array.key, array.at, storage, "uint8", (length,), (1,), detail=f"{array.kind} {short_shape(array.shape)}"
         )
     data, stride = array.data, contiguous_stride(array.shape)
     unit = dtypes.by_name(array.dtype).unit
@@ -157,10 +158,17 @@ def _row_major(data: Derived, shape: tuple[int, ...], itemsize: int) -> Derived:
     return Derived(data.length, chunks, "transposed", read_from(data))
 
 
-def short(shape: Sequence[int]) -> str:
-    """Return a shape as text; the length is limited because a hostile file may state thousands of sizes."""
-    shown = ", ".join(map(str, shape[:8]))
-    return f"[{shown}, ...]" if len(shape) > 8 else f"[{shown}]"
+def concatenated(parts: Sequence[Data]) -> Data:
+    """Return data that is stored in several parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def chunks() -> Iterator[bytes]:
+        for part in parts:
+            yield from read_chunks(part)
+
+    sources = tuple(source for part in parts for source in read_from(part))
+    return Derived(sum(part.length for part in parts), chunks, "joined", sources)
 
 
 def checkpoint_of(

@@ -18,13 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported
-from ckptfix.formats.arrays.common import Array, checkpoint_of, numpy_kind, read_only
+from ckptfix.formats.arrays.common import Array, checkpoint_of, concatenated, numpy_kind, read_only
 from ckptfix.formats.arrays.cursor import Cursor
 from ckptfix.formats.signs import Beginning, mapped
-from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
 
 NAME = "flax"
@@ -140,15 +139,7 @@ class _Reader(Cursor):
         same = len({part.dtype for part in arrays}) == 1 and len(arrays) == len(parts)
         if not same or len(sizes) != len(_in_order(shape)):
             raise DamagedFile("the chunks of an array are not as flax writes them", path=self.source.name)
-        ranges = [part.data for part in arrays]
-
-        def read() -> Iterator[bytes]:
-            for data in ranges:
-                yield from read_chunks(data)
-
-        sources = tuple(data for data in ranges if isinstance(data, ByteRange))
-        data = Derived(sum(data.length for data in ranges), read, "joined", sources)
-        return PackedArray(arrays[0].dtype, tuple(sizes), data)
+        return PackedArray(arrays[0].dtype, tuple(sizes), concatenated([part.data for part in arrays]))
 
     def _extension(self, length: int, at: int, level: int) -> object:
         kind = self.take(1)[0]

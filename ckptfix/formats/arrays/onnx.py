@@ -24,7 +24,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, FileVersion
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.arrays.common import Array, checkpoint_of, read_only
+from ckptfix.formats.arrays.common import Array, checkpoint_of, concatenated, read_only
 from ckptfix.formats.arrays.protobuf import fields, signed, text_of, varints
 from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.signs import Beginning, model_proto
@@ -164,12 +164,7 @@ def _own_data(source: Source, tensor: _Tensor, kind: OnnxType, itemsize: int) ->
     number, first, _ = tensor.data[0]
     ranges = [value for _, value, _ in tensor.data if isinstance(value, ByteRange)]
     if number == 9 or (number, itemsize) in ((4, 4), (10, 8), (4, 8), (10, 16)):
-        if len(ranges) == 1:
-            return ranges[0]
-        return Derived(
-            sum(place.length for place in ranges),
-            lambda: iter([b"".join(_read(place) for place in ranges)]), "joined", tuple(ranges),
-        )  # fmt: skip
+        return concatenated(ranges)
     if number not in (5, 7, 11):
         raise DamagedFile(f"its numbers are in field {number}, where {kind.name} has none", path=source.name)
     encode = _encoder(itemsize)

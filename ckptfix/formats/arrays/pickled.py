@@ -26,6 +26,7 @@ from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.arrays.common import Array, checkpoint_of, numpy_kind, read_only
+from ckptfix.formats.plain.numpy import DTYPE, FROM_BUFFER, RECONSTRUCT, SCALAR, old_name
 from ckptfix.formats.signs import Beginning, pickled
 from ckptfix.formats.torch.readonly.storages import EncodedPart, encoded_text
 from ckptfix.io.source import Source, open_source
@@ -36,9 +37,6 @@ from ckptfix.pickles.paged import UnreadBytes, parse_paged
 
 NAME = "arrays"
 
-RECONSTRUCT = frozenset({"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"})
-FROM_BUFFER = frozenset({"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"})
-
 MOST_OPCODES = 200_000
 """Most opcodes that are searched for the first array: a tenth of a second."""
 
@@ -47,14 +45,12 @@ MOST_LEVELS = 50
 _MAPPINGS = frozenset({"collections.OrderedDict", "collections.defaultdict"})
 
 _KNOWN = (
-    RECONSTRUCT
-    | FROM_BUFFER
-    | _MAPPINGS
-    | {"numpy.ndarray", "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"}
+    _MAPPINGS
+    | {RECONSTRUCT, FROM_BUFFER, SCALAR, DTYPE, "numpy.ndarray"}
     | {"_codecs.encode", "builtins.bytes", "builtins.bytearray", "__builtin__.bytearray", "__builtin__.bytes"}
     | {"builtins.dict", "builtins.list", "__builtin__.dict", "__builtin__.list"}
 )
-"""The globals of such a pickle; none of them runs code of the file."""
+"""The globals of such a pickle, as numpy 1 names its own; none of them runs code of the file."""
 
 MOST_TEXT = 1 << 16
 """The limit in bytes of a name or another text."""
@@ -82,10 +78,10 @@ def score(path: str, head: bytes, size: int) -> int:
     try:
         with open_source(path) as source:
             seen = survey(source.read, 0, source.size, MOST_OPCODES).seen
-            if not any(f"{row.module}.{row.name}" in RECONSTRUCT | FROM_BUFFER for row in seen):
+            if not any(old_name(f"{row.module}.{row.name}") in (RECONSTRUCT, FROM_BUFFER) for row in seen):
                 return 0
             values = _Values(source)
-            if any(row.full not in _KNOWN for row in values.graph.globals):
+            if any(old_name(row.full) not in _KNOWN for row in values.graph.globals):
                 return 0
             return 50 if any(type(value) is _Pickled for _, value in values.leaves()) else 0
     except CkptfixError:
@@ -110,7 +106,7 @@ class _Values:
     def _below(self, node: Node, where: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
         if len(where) > MOST_LEVELS:
             raise DamagedFile(f"its values are nested more than {MOST_LEVELS} levels deep", path=self.source.name)
-        named = node.func.full if type(node) is Call and type(node.func) is Global else ""
+        named = old_name(node.func.full) if type(node) is Call and type(node.func) is Global else ""
         inside = pairs(node) if type(node) is Dict or named in _MAPPINGS else None
         if inside is not None:
             for key, value in inside:
@@ -133,9 +129,9 @@ class _Values:
         """Return the array that a call makes; None for anything else."""
         if type(node) is not Call:
             return None
-        if named in RECONSTRUCT and type(node.state) is tuple and 4 <= len(node.state) <= 5:
+        if named == RECONSTRUCT and type(node.state) is tuple and 4 <= len(node.state) <= 5:
             shape, dtype, columns, data = node.state[-4:]
-        elif named in FROM_BUFFER and len(node.arguments) == 4:
+        elif named == FROM_BUFFER and len(node.arguments) == 4:
             data, dtype, shape, order = node.arguments
             columns = self.text(order) == "F"
         else:

@@ -22,6 +22,7 @@ from ckptfix.checkpoint import (
     TensorEntry,
     contiguous_stride,
     dtypes,
+    short_shape,
 )
 from ckptfix.errors import Truncated
 from ckptfix.findings.row import Finding
@@ -204,14 +205,8 @@ def _unreadable(header: Header) -> Iterator[Finding]:
         stated = _stated(row)
         needed = math.prod(stated[1]) * dtype.itemsize if stated else None
         if needed != length:
-            message = f"{row.code} {_short(row.shape)} does not fit its {length} bytes"
+            message = f"{row.code} {short_shape(row.shape)} does not fit its {length} bytes"
             yield found("bad-tensor", message, where=row.key, offset=offset)
-
-
-def _short(shape: tuple[int, ...]) -> str:
-    """Return a shape as text; the length is limited because a hostile file may state thousands of sizes."""
-    shown = ", ".join(map(str, shape[:8]))
-    return f"[{shown}, ...]" if len(shape) > 8 else f"[{shown}]"
 
 
 def _layout(header: Header) -> Iterator[Finding]:

@@ -100,7 +100,7 @@ def plan_rewrite(
     storages: Mapping[str, NewStorage] | None = None,
     *,
     legacy: bool | None = None,
-    alike: bool = False,
+    same_layout: bool = False,
     without: Collection[str] = (),
 ) -> Plan:
     """Plan a fresh file that holds the object of `rewritten` and the storages that it refers to.
@@ -108,7 +108,7 @@ def plan_rewrite(
     Args:
         storages: key -> bytes, for keys that the file lacks or whose bytes change; the rest is copied.
         legacy: the container; by default that of `checkpoint`. References must have the fields of that container.
-        `alike`: keep the root and the small records of the old archive, unless it has two records of one name.
+        same_layout: keep the root and the small records of the old archive, unless it has two records of one name.
         without: keys of storages that neither the file nor the output has; the caller names the tensors on them.
 
     Raises:
@@ -145,7 +145,7 @@ def plan_rewrite(
     if to_legacy:
         return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)
     container = parts.container
-    if alike and isinstance(container, zip_layout.ZipCheckpoint) and not container.ambiguous:
+    if same_layout and isinstance(container, zip_layout.ZipCheckpoint) and not container.ambiguous:
         segments = zip_layout.fresh_like(container, checkpoint.path, rewritten.pickle, kept)
     else:
         segments = zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)

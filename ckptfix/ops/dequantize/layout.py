@@ -229,7 +229,7 @@ class Parts:
         return self._beside.get(suffix)
 
     def of_module(self, leaf: str) -> TensorEntry | None:
-        """Return another tensor of the module, such as its ``bias``; None if there is none."""
+        """Return another tensor of the module, such as its ``bias``; None if the file lacks it."""
         return self._all.get(self.stem[: self.stem.rfind(".") + 1] + leaf)
 
     def need(self, suffix: str, role: str) -> TensorEntry:

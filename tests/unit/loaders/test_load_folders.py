@@ -12,7 +12,7 @@ import pytest
 import rank_files
 import sharded
 import torch
-from compare import assert_alike, assert_same
+from compare import assert_same, assert_same_state
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch_versions import ALONE
@@ -140,13 +140,13 @@ def test_it_is_loaded_and_no_more_is_read(kind: str, tmp_path: Path, monkeypatch
     weights, whole = run.weights, LAYERS * LAYER
     reads = Reads(monkeypatch, folder)
 
-    assert_alike(dict(ckptfix.load_state_dict(folder, verify=False)), weights)
+    assert_same_state(dict(ckptfix.load_state_dict(folder, verify=False)), weights)
     assert reads.bytes() <= whole
-    assert_alike(dict(ckptfix.load_state_dict(folder, verify=False, mmap=True)), weights)
+    assert_same_state(dict(ckptfix.load_state_dict(folder, verify=False, mmap=True)), weights)
     assert reads.bytes() <= (0 if KINDS[kind][0] in MAPPED else whole)
     model = Net()
     assert ckptfix.load_into(model, folder, verify=False).complete
-    assert_alike(dict(model.state_dict()), weights)
+    assert_same_state(dict(model.state_dict()), weights)
     assert reads.bytes() <= whole
     part = Net(1)
     ckptfix.load_into(part, folder, strict=False, verify=False)
@@ -154,7 +154,7 @@ def test_it_is_loaded_and_no_more_is_read(kind: str, tmp_path: Path, monkeypatch
     assert reads.bytes() <= LAYER
     loaded = ckptfix.load_checkpoint(folder, verify=False)
     at = next((key for key in ("model", "module") if key in loaded), None)
-    assert_alike(dict(loaded if at is None else loaded[at]), weights)
+    assert_same_state(dict(loaded if at is None else loaded[at]), weights)
 
 
 @pytest.mark.parametrize("kind", ["dcp", "zero-1", "zero-3", "universal", "trainer"])

@@ -1,4 +1,4 @@
-"""``match --blocks``: a stack of more blocks than the target's, of which the user says which to keep."""
+"""``match --blocks``: the user says which blocks of a deeper stack to keep."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from compare import assert_alike
+from compare import assert_same_state
 from rank_files import Placed, distributed, group, sharded
 
 import ckptfix
@@ -75,11 +75,11 @@ def test_every_part_goes_to_its_place(mesh: str, tmp_path: Path) -> None:
             done = ckptfix.convert(source, tmp_path / f"{number}{suffix}")
             assert (done.exit_code, done.account.lost, done.findings) == (0, (), ())
             found = ckptfix.load_state_dict(tmp_path / f"{number}{suffix}", strip=None)
-            assert_alike(found, wanted)
+            assert_same_state(found, wanted)
             first = next(iter(wanted))
             assert found["tied"].data_ptr() == found[first].data_ptr()
     if len(paths) > 1:
-        assert_alike(torch.load(tmp_path / "0.pth", weights_only=True), wanted)
+        assert_same_state(torch.load(tmp_path / "0.pth", weights_only=True), wanted)
 
 
 def test_shards_of_fsdp1_say_where_they_belong(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ NAMES = ("model_rank{}.pt", "rank{}.pt", "model_world_size_3_rank_{}.pt", "pytor
 def test_a_folder_is_known_by_the_names_of_its_files(name: str, tmp_path: Path) -> None:
     wanted = saved(tmp_path / "in", "FSDP2 on 3", name)
     assert detect(tmp_path / "in").name == "ranks"
-    assert_alike(ckptfix.load_state_dict(tmp_path / "in", strip=None), wanted)
+    assert_same_state(ckptfix.load_state_dict(tmp_path / "in", strip=None), wanted)
 
 
 def test_the_models_files_are_meant_beside_a_trainers_others(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_models_files_are_meant_beside_a_trainers_others(tmp_path: Path) -> 
     for rank in range(3):
         torch.save({"rng": rank}, tmp_path / "in" / f"extra_state_world_size_3_rank_{rank}.pt")
     (tmp_path / "in" / "fsdp_config.json").write_text("{}")
-    assert_alike(ckptfix.load_state_dict(tmp_path / "in", strip=None), wanted)
+    assert_same_state(ckptfix.load_state_dict(tmp_path / "in", strip=None), wanted)
 
 
 def test_other_folders_are_none_of_it(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_repair_keeps_what_the_other_ranks_hold(tmp_path: Path) -> None:
     assert done.exit_code == 3 and {"w", "b"} <= {loss.name for loss in done.losses}
     assert "mean" in done.kept
     done = ckptfix.repair(tmp_path / "in", tmp_path / "filled.pth", fill_from=tmp_path / "all.pth")
-    assert_alike(torch.load(tmp_path / "all.pth"), torch.load(tmp_path / "filled.pth"))
+    assert_same_state(torch.load(tmp_path / "all.pth"), torch.load(tmp_path / "filled.pth"))
 
 
 def test_a_replica_stands_in_for_a_missing_rank(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_replica_stands_in_for_a_missing_rank(tmp_path: Path) -> None:
     (tmp_path / "in" / "model_rank2.pt").unlink()
     done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
     assert [row.id for row in done.findings] == ["ranks-differ"] and "in the other files too" in str(done)
-    assert_alike(torch.load(tmp_path / "out.pth"), wanted)
+    assert_same_state(torch.load(tmp_path / "out.pth"), wanted)
 
 
 def test_what_is_not_cut_is_taken_from_the_first_and_compared(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_part_may_be_a_strided_view(tmp_path: Path) -> None:
             assert not part._local_tensor.is_contiguous()
             torch.save({"fc.weight": part}, tmp_path / f"rank{rank}.pt")
     ckptfix.convert(tmp_path, tmp_path / "out.safetensors")
-    assert_alike(ckptfix.load_state_dict(tmp_path / "out.safetensors"), {"fc.weight": whole})
+    assert_same_state(ckptfix.load_state_dict(tmp_path / "out.safetensors"), {"fc.weight": whole})
 
 
 @pytest.mark.slow
@@ -264,18 +264,18 @@ def test_every_verb_that_reads_reads_it(tmp_path: Path) -> None:
     assert (found.format, found.traits["ranks"]) == ("ranks", 3)
     assert not [row for row in doctor(source).findings if row.severity == "error"]
     ckptfix.extract(source, tmp_path / "taken.pth")
-    assert_alike(torch.load(tmp_path / "taken.pth"), wanted)
+    assert_same_state(torch.load(tmp_path / "taken.pth"), wanted)
     ckptfix.sanitize(source, tmp_path / "plain.pth")
-    assert_alike(torch.load(tmp_path / "plain.pth", weights_only=True), wanted)
+    assert_same_state(torch.load(tmp_path / "plain.pth", weights_only=True), wanted)
     ckptfix.slim(source, tmp_path / "slim.pth")
-    assert_alike(torch.load(tmp_path / "slim.pth"), wanted)
+    assert_same_state(torch.load(tmp_path / "slim.pth"), wanted)
     assert ckptfix.diff(source, source).same
     ckptfix.strip_module(source, tmp_path / "stripped.pth")
-    assert_alike(torch.load(tmp_path / "stripped.pth"), wanted)
+    assert_same_state(torch.load(tmp_path / "stripped.pth"), wanted)
     ckptfix.to_cpu(source, tmp_path / "cpu.pth")
-    assert_alike(torch.load(tmp_path / "cpu.pth"), wanted)
+    assert_same_state(torch.load(tmp_path / "cpu.pth"), wanted)
     ckptfix.add_module(source, tmp_path / "added.pth")
-    assert_alike(torch.load(tmp_path / "added.pth"), {f"module.{key}": value for key, value in wanted.items()})
+    assert_same_state(torch.load(tmp_path / "added.pth"), {f"module.{key}": value for key, value in wanted.items()})
 
 
 def test_damaged_bytes_are_found_by_the_checksums_of_the_ranks(tmp_path: Path) -> None:
@@ -298,14 +298,14 @@ def test_the_command_takes_several_files(tmp_path: Path) -> None:
     wanted = saved(tmp_path / "in", "FSDP2 on 3")
     done = cli("convert", *files(tmp_path / "in"), "-o", tmp_path / "out.pth")
     assert done.exit_code == 0, done.output
-    assert_alike(torch.load(tmp_path / "out.pth"), wanted)
+    assert_same_state(torch.load(tmp_path / "out.pth"), wanted)
     assert cli("convert", *files(tmp_path / "in")).exit_code == 2
     one = cli("extract", tmp_path / "in" / "model_rank1.pt", tmp_path / "one.pth")
     assert one.exit_code == 2
     (line,) = [line for line in one.output.splitlines() if "ckptfix convert" in line]
     words = line.split("`")[1].replace("OUT.pth", str(tmp_path / "again.pth")).split()
     assert cli(*words[1:]).exit_code == 0
-    assert_alike(torch.load(tmp_path / "again.pth"), wanted)
+    assert_same_state(torch.load(tmp_path / "again.pth"), wanted)
 
 
 @pytest.mark.parametrize("where", ["name", "tensors"])
@@ -346,6 +346,6 @@ def test_parts_that_are_views_of_one_storage_keep_their_own_values(tmp_path: Pat
     found = torch.load(tmp_path / "out.pth", weights_only=True)
     wanted = {name: torch.cat([view(local).resolve_conj().resolve_neg() for local in locals_of])
               for name, view in views.items()}  # fmt: skip
-    assert_alike(found, wanted)
+    assert_same_state(found, wanted)
     assert found["both"].data_ptr() == found["again"].data_ptr()
     assert len({value.data_ptr() for value in found.values()}) == 5

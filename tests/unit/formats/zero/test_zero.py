@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from compare import assert_alike
+from compare import assert_same_state
 from zero_files import KEYS, Run, example
 
 import ckptfix
@@ -31,9 +31,9 @@ def test_its_weights_are_whole(stage: int, ranks: int, half: str, tmp_path: Path
         done = ckptfix.convert(source, tmp_path / out)
         assert (done.exit_code, done.account.lost, done.at) == (0, (), "module")
         found = ckptfix.load_state_dict(tmp_path / out, strip=None)
-        assert_alike(found, wanted)
+        assert_same_state(found, wanted)
         assert found["head.weight"].data_ptr() == found["emb.weight"].data_ptr()
-    assert_alike(torch.load(tmp_path / "a.pth"), wanted)
+    assert_same_state(torch.load(tmp_path / "a.pth"), wanted)
 
 
 @pytest.mark.parametrize("to", ["zip", "legacy", "dcp", "safetensors", "hf"])
@@ -62,7 +62,7 @@ def test_its_moments_go_by_name(stage: int, ranks: int, tmp_path: Path) -> None:
             out = tmp_path / f"{source}-{to}.pth"
             ckptfix.convert(tmp_path / source, out, optimizer=True, to=to)
             found = torch.load(out)
-            assert_alike(found["module"], run.weights)
+            assert_same_state(found["module"], run.weights)
             assert "module_16bit" not in found and found["global_steps"] == 3
             optimizer = found["optimizer"]
             assert [group["params"] for group in optimizer["param_groups"]] == [list(group) for group in run.groups]
@@ -91,13 +91,13 @@ def test_the_weights_of_the_model_are_taken(stage: int, half: str, tmp_path: Pat
     run.save(tmp_path / "in")
     done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth", weights="model")
     assert done.at == "module_16bit" and "module" in done.left
-    assert_alike(torch.load(tmp_path / "out.pth"), run.model)
+    assert_same_state(torch.load(tmp_path / "out.pth"), run.model)
     ckptfix.convert(tmp_path / "in", tmp_path / "both.pth", weights="model", optimizer=True)
     both = torch.load(tmp_path / "both.pth")
-    assert_alike(both["module"], run.model)
+    assert_same_state(both["module"], run.model)
     assert both["optimizer"]["state"]["fc.bias"]["exp_avg"].dtype == torch.float32
     ckptfix.extract(tmp_path / "in", tmp_path / "taken.pth", at="module_16bit")
-    assert_alike(torch.load(tmp_path / "taken.pth"), run.model)
+    assert_same_state(torch.load(tmp_path / "taken.pth"), run.model)
 
 
 def test_a_model_in_fp32_has_one_form_of_its_weights(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_model_in_fp32_has_one_form_of_its_weights(tmp_path: Path) -> None:
     run.save(tmp_path / "in")
     assert [state.at for state in open_checkpoint(tmp_path / "in").state_dicts if state.weights] == ["module"]
     ckptfix.convert(tmp_path / "in", tmp_path / "out.pth", weights="model")
-    assert_alike(torch.load(tmp_path / "out.pth"), run.model)
+    assert_same_state(torch.load(tmp_path / "out.pth"), run.model)
 
 
 def test_what_is_not_there_is_refused_with_why(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_without_the_optimizers_files_the_model_is_what_there_is(tmp_path: Path)
         path.unlink()
     assert "no-masters" in {finding.id for finding in doctor(tmp_path / "in").findings}
     ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
-    assert_alike(torch.load(tmp_path / "out.pth"), run.model)
+    assert_same_state(torch.load(tmp_path / "out.pth"), run.model)
     with pytest.raises(Refused, match="those files are missing"):
         ckptfix.convert(tmp_path / "in", tmp_path / "again.pth", weights="fp32")
     with pytest.raises(Refused, match="no optimizer state"):
@@ -143,7 +143,7 @@ def test_frozen_parameters_of_a_save_without_them(tmp_path: Path) -> None:
     run.frozen = {}
     run.save(tmp_path / "in")
     ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
-    assert_alike(torch.load(tmp_path / "out.pth"), run.weights)
+    assert_same_state(torch.load(tmp_path / "out.pth"), run.weights)
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_every_verb_that_reads_reads_it(stage: int, tmp_path: Path) -> None:
     assert ckptfix.inspect(source).format == "zero"
     report = doctor(source)
     assert not [finding for finding in report.findings if finding.severity != "info"]
-    assert_alike(ckptfix.load_state_dict(source, strip=None), run.weights)
+    assert_same_state(ckptfix.load_state_dict(source, strip=None), run.weights)
     assert ckptfix.extract(source, tmp_path / "taken.pth").tensors == len(run.weights)
     run.save(tmp_path / "again")
     assert ckptfix.diff(source, tmp_path / "again").same
@@ -181,7 +181,7 @@ def test_a_model_and_its_optimizer_go_on_from_it(stage: int, tmp_path: Path) -> 
     run.save(tmp_path / "in")
     model = Net()
     assert ckptfix.load_into(model, tmp_path / "in").complete
-    assert_alike(dict(model.state_dict()), values)
+    assert_same_state(dict(model.state_dict()), values)
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.Adam([{"params": [parameters[name] for name in group]} for group in groups])
     ckptfix.load_optimizer(optimizer, tmp_path / "in", model=model)
@@ -197,8 +197,8 @@ def test_slim_makes_one_file(no_optimizer: bool, tmp_path: Path) -> None:
     done = ckptfix.slim(tmp_path / "in", tmp_path / "out.pth", no_optimizer=no_optimizer)
     assert (done.exit_code, done.account.lost, done.format) == (0, (), "zip")
     found = torch.load(tmp_path / "out.pth")
-    assert_alike(found["module"], run.weights)
-    assert_alike(found["module_16bit"], run.model)
+    assert_same_state(found["module"], run.weights)
+    assert_same_state(found["module_16bit"], run.model)
     assert ("optimizer" in found) is not no_optimizer
 
 
@@ -211,4 +211,4 @@ def test_a_verb_that_edits_writes_the_weights_as_one_file(verb: str, tmp_path: P
     result = getattr(ckptfix, verb)(tmp_path / "in", tmp_path / "out", **options)
     assert result.format == "zip" and "input: DeepSpeed folder; output: PyTorch zip" in result.lines
     found = {name.removeprefix("module."): value for name, value in torch.load(tmp_path / "out").items()}
-    assert_alike(found, run.weights)
+    assert_same_state(found, run.weights)
