@@ -26,7 +26,7 @@ from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.arrays.common import Array, checkpoint_of, numpy_kind, read_only
-from ckptfix.formats.plain.numpy import DTYPE, FROM_BUFFER, RECONSTRUCT, SCALAR, old_name
+from ckptfix.formats.numpy_pickles import DTYPE, FROM_BUFFER, RECONSTRUCT, SCALAR, old_name
 from ckptfix.formats.signs import Beginning, pickled
 from ckptfix.formats.torch.readonly.storages import EncodedPart, encoded_text
 from ckptfix.io.source import Source, open_source

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ckptfix.checkpoint import contiguous_stride, dtypes
-from ckptfix.formats.plain import numpy as numpy_pickles
-from ckptfix.formats.plain.numpy import BadValue, PickledArray, new_dict
+from ckptfix.formats import numpy_pickles
+from ckptfix.formats.numpy_pickles import BadValue, PickledArray, new_dict
 from ckptfix.formats.plain.output import ConvertedObject
 from ckptfix.formats.plain.report import Steps
 from ckptfix.formats.torch.call_classes import class_name

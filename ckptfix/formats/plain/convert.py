@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ckptfix.errors import Unsupported
+from ckptfix.formats.numpy_pickles import SCALAR_TYPES, BadValue
 from ckptfix.formats.plain import objects
 from ckptfix.formats.plain.keys import hashable
-from ckptfix.formats.plain.numpy import SCALAR_TYPES, BadValue
 from ckptfix.formats.plain.output import ConvertedObject, described, encoded
 from ckptfix.formats.plain.report import DROPPED, Asked, Made, Steps
 from ckptfix.formats.torch import calls, versions, weights_only

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from sys import stdlib_module_names
 
 from ckptfix.errors import CkptfixError
+from ckptfix.formats import numpy_pickles
+from ckptfix.formats.numpy_pickles import BadValue, new_dict
 from ckptfix.formats.plain import arrays
-from ckptfix.formats.plain import numpy as numpy_pickles
-from ckptfix.formats.plain.numpy import BadValue, new_dict
 from ckptfix.formats.plain.output import ConvertedObject
 from ckptfix.formats.plain.report import DROPPED, Made, Steps
 from ckptfix.formats.plain.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
@@ -31,6 +31,7 @@ NEVER = {
     "torch.storage._load_from_bytes": "it is a torch file inside the pickle, for a tensor not saved by torch.save",
 }
 """Classes whose content is always dropped, with the reason."""
+
 
 def converted(out: ConvertedObject, call: Call) -> Steps:
     """Convert an object. The steps are like all those of `convert`."""
@@ -207,9 +208,7 @@ def _module(out: ConvertedObject, call: Call, name: str) -> Steps:
 
 def _stated(own: torch_module.Versions) -> Dict:
     """Return the versions that a module states, as nodes."""
-    return new_dict(
-        (key, value if isinstance(value, int) else new_dict(value.items())) for key, value in own.items()
-    )
+    return new_dict((key, value if isinstance(value, int) else new_dict(value.items())) for key, value in own.items())
 
 
 def _attributes(state: Node) -> list[tuple[Node, Node]]:

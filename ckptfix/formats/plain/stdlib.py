@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import TypeAlias
 
-from ckptfix.formats.plain.numpy import BadValue, raw_bytes
+from ckptfix.formats.numpy_pickles import BadValue, raw_bytes
 from ckptfix.pickles import Call
 from ckptfix.pickles.graph import Node, attributes
 
