@@ -23,6 +23,7 @@ from package_trees import FILES, PACKAGE, parsed
 pytestmark = pytest.mark.xdist_group("layers")  # each file is parsed once
 
 LAYERS: tuple[tuple[str, ...], ...] = (
+    ("dataclass",),
     (
         *("errors", "arguments", "extras", "command_table", "commands", "hooks", "shown", "words", "numbers", "docs"),
         *("platform", "urls", "version"),
