@@ -104,6 +104,7 @@ class Checking:
         finally:
             self._room.release()
 
+
 class _Ranges:
     """Ranges of files."""
 

@@ -99,6 +99,14 @@ def test_bytes_of_a_planned_file_are_found_in_their_segments() -> None:
     assert list(name.between(9, 5)) == [(middle, 1, 5)]
 
 
+@pytest.mark.parametrize(("offset", "start", "length", "copied"), [
+    (0, 0, 10, True), (3, 3, 7, True), (3, 3, 8, False), (3, 4, 6, False), (10, 10, 0, True), (10, 0, 1, False),
+])  # fmt: skip
+def test_data_is_copied_if_all_of_it_is(offset: int, start: int, length: int, copied: bool) -> None:
+    name = PlannedFile(OutputFile.of("out", [ByteRange("in", 0, 10), b"made"]))
+    assert edits._comes_from(name, offset, ByteRange("in", start, length)) is copied
+
+
 def test_only_bytes_that_are_copied_have_a_trail() -> None:
     """Those of a planned file are of the input; those of another file are what they are; text that is new is itself."""
     entry = TensorEntry("a", "", None, "uint8", (8,), (1,))

@@ -9,6 +9,15 @@ EQUIVALENT: dict[str, str] = {
     "formats/torch/emit.py: reference: constant: 0 -> 1 #0": (
         "the position of a reference that is made, and was read nowhere, is not looked at"
     ),
+    "formats/torch/emit.py: dense_call: constant: 0 -> 1 #1": (
+        "the position of a class that is made, and was read nowhere, is not looked at"
+    ),
+    "io/background_checks.py: Checking.saw: comparison: len(data) < PORTION -> len(data) <= PORTION #2": (
+        "what is not summed as it is read is summed at the end"
+    ),
+    "io/background_checks.py: Checking.stop: statement: self._stopped.set() -> pass #0": (
+        "checks that are not told to stop come to their end, and nobody asks for their results"
+    ),
     "formats/torch/legacy_layout.py: _widened: constant: 0 -> 1 #1": "a pickle of a dict has no K as its first byte",
     "formats/torch/versions.py: _older: constant: 8 -> 9 #0": "no call has more than a few older forms",
     "io/byte_view.py: _stride_of: constant: 1 -> 2 #9": "nobody takes a step along a dimension of one element",

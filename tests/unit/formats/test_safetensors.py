@@ -25,6 +25,7 @@ from ckptfix.checkpoint import (
     Drop,
     Edit,
     Plan,
+    Put,
     Rename,
     SetLocation,
     SetMetadata,
@@ -562,6 +563,16 @@ def test_the_bytes_of_a_tied_name_are_not_dropped(tmp_path: Path) -> None:
         edited(path, Drop("", ("fc.weight",)))
     assert header_of(edited(path, Drop("", ("fc.weight", "head"))))["__metadata__"] == {}
     assert "head" not in header_of(edited(path, Drop("", ("head",))))["__metadata__"]
+
+
+def test_tied_names_are_replaced_by_one_tensor(tmp_path: Path) -> None:
+    path = made(tmp_path / "m.safetensors", TENSORS, metadata={"head": "fc.weight"})
+    new, other = (view("", stored(str(tmp_path / key), key, key.encode() * 24, "float32"), (2, 3)) for key in "ab")
+    for tensors in ({"fc.weight": new}, {"head": new}, {"fc.weight": new, "head": other}):
+        with pytest.raises(Unsupported, match="tied to"):
+            edited(path, Put("", tensors))
+    both = edited(path, Put("", {"fc.weight": new, "head": new}))
+    assert header_of(both)["__metadata__"] == {"head": "fc.weight"} and b"a" * 24 in both
 
 
 @pytest.mark.slow
