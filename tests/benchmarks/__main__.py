@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +141,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):  # which end a process before it unmounts
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     with MOUNTED:
         status = main()
     sys.exit(status)
