@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import struct
 import zipfile
@@ -176,6 +177,29 @@ def keras(arrays: Arrays, path: Path) -> None:
     inner.unlink()
 
 
+def orbax(arrays: Arrays, path: Path, *, ocdbt: bool = True, zarr3: bool = False) -> None:
+    """Write an item as orbax does: the tree, and each array in zarr format, in one store or in a folder of its own."""
+    import tensorstore
+
+    path.mkdir()
+    tree: dict[str, Any] = {}
+    for key, value in arrays.items():
+        keys = [{"key": part, "key_type": 2} for part in key.split(".")]
+        tree[str(tuple(key.split(".")))] = {"key_metadata": keys, "value_metadata": {"value_type": "jax.Array"}}
+        base = {"driver": "file", "path": f"{path}/"}
+        store: dict[str, Any] = {"driver": "ocdbt", "base": base, "path": f"{key}/"}
+        if not ocdbt:
+            store = {"driver": "file", "path": f"{path}/{key}/"}
+        chunks = [max(size // 2, 1) for size in value.shape]  # several chunks, the last ones shorter
+        layout = {"read_chunk": {"shape": chunks}, "write_chunk": {"shape": chunks}}
+        schema = {"dtype": value.dtype.name, "domain": {"shape": list(value.shape)}, "chunk_layout": layout}
+        spec = {"driver": "zarr3" if zarr3 else "zarr", "kvstore": store, "schema": schema}
+        made = tensorstore.open(spec, create=True).result()
+        made.write(value).result()
+    text = json.dumps({"tree_metadata": tree, "use_ocdbt": ocdbt, "use_zarr3": zarr3})
+    (path / "_METADATA").write_text(text)
+
+
 class ArrayFormat(NamedTuple):
     """A writer of a format.
 
@@ -199,6 +223,7 @@ WRITERS: Mapping[str, ArrayFormat] = {
     "onnx": ArrayFormat(onnx, ".onnx", _ALL),
     "tensorflow": ArrayFormat(tensorflow, ".index", _ALL, order=False),
     "hdf5": ArrayFormat(hdf5, ".h5", _ALL - {"bfloat16"}, order=False),
+    "orbax": ArrayFormat(orbax, "", _ALL),
     "keras": ArrayFormat(keras, ".keras", _ALL - {"bfloat16"}, order=False),
 }
 """Name of a format of arrays -> a writer of it."""

@@ -111,6 +111,7 @@ _ROWS = {
     "hdf5": _Row("arrays.hdf5", signs.hdf5),
     "keras": _Row("arrays.hdf5", signs.zip_of("model.weights.h5"), "KERAS"),
     "tensorflow": _Row("arrays.tensorflow", signs.tensor_bundle),
+    "orbax": _Row("arrays.orbax", signs.named("_metadata"), folder=True),
     "dcp": _Row("dcp.format", signs.named(".metadata"), folder=True),
     "dcp-ranks": _Row("dcp.format", signs.never, "RANKS_FORMAT", folder=True),
     "dcp-safetensors": _Row("dcp.format", signs.never, "IMAGES_FORMAT", folder=True),

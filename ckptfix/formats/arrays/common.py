@@ -35,7 +35,7 @@ from ckptfix.formats.base import Format, plain_weights
 from ckptfix.formats.torch.readonly.common import refuse_edit, refuse_write
 from ckptfix.io.derived import byteswapped
 from ckptfix.io.read import read_chunks, read_from
-from ckptfix.io.source import open_source
+from ckptfix.io.source import is_folder, open_source
 
 MOST_ELEMENTS = 1 << 63
 """The element count from which on torch cannot represent a tensor."""
@@ -187,8 +187,8 @@ def checkpoint_of(
     """Return the checkpoint of a file with these arrays. An array that contradicts itself becomes a finding.
 
     Args:
-        size: bytes of the file.
-        others: the other files that data is in, as they were opened.
+        size: bytes of the file; 0 for a folder.
+        others: the other files that data is in, as they were opened; all of them for a folder.
         values: other values by name: numbers, text.
         optimizer: addresses that hold the state of an optimizer.
     """
@@ -239,8 +239,8 @@ def checkpoint_of(
 
 def _versions(path: str, others: Sequence[FileVersion]) -> tuple[FileVersion, ...]:
     """Return the versions of all files of a checkpoint; none for a single file, whose version its opener knows."""
-    if not others:
-        return ()
+    if not others or is_folder(path):
+        return tuple(others)
     with open_source(path) as reader:
         return (FileVersion(path, reader.mark), *others)
 
@@ -258,8 +258,9 @@ def read_only(
     *,
     finding: str = "other-framework",
     checksums: bool = False,
+    folder: bool = False,
 ) -> Format:
-    """Return the format of files with arrays that `read` reads.
+    """Return the format of files, or of folders, with arrays that `read` reads.
 
     Args:
         finding: the id of the finding that every such file has: torch does not read it.
@@ -286,5 +287,6 @@ def read_only(
         plan_write=refuse_write,
         edits=False,
         writes=False,
+        folder=folder,
         notes=notes,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
-from ckptfix.formats.foreign.file import INSTALL_H5PY, Answer, UnknownFile
+from ckptfix.formats.foreign.file import INSTALL, Answer, UnknownFile
 from ckptfix.formats.members import CHECKPOINTS, kind_of
 from ckptfix.formats.signs import is_tar_header
 from ckptfix.io.source import Source, is_folder, open_source
@@ -80,7 +80,7 @@ def _zip_of(names: Sequence[str], file: UnknownFile) -> Answer:
     if "[Content_Types].xml" in files:
         return Answer("unknown-format", "an office document (Word, Excel or PowerPoint)")
     if "model.weights.h5" in lasts:
-        return Answer("other-framework", "a Keras model (.keras)", INSTALL_H5PY)
+        return Answer("other-framework", "a Keras model (.keras)", INSTALL.format("hdf5"))
     if "MAR-INF/MANIFEST.json" in files:
         return Answer("other-framework", "a TorchServe archive (.mar)", f"unpack it first: unzip {quoted(file.path)}")
     if "META-INF/MANIFEST.MF" in files:
@@ -186,6 +186,8 @@ def folder(path: str) -> Answer:
     if index is not None:
         what = f"a folder: a sharded checkpoint of another framework ({printable(index)})"
         return Answer("other-framework", what, "convert it to safetensors with its own library")
+    if "_METADATA" in names or any((entry / "_METADATA").is_file() for entry in inner):
+        return Answer("other-framework", "a folder: an orbax checkpoint (JAX)", INSTALL.format("orbax"))
     if "saved_model.pb" in names:
         hint = "pass the file variables/variables.index in it"
         return Answer("other-framework", "a folder: a TensorFlow SavedModel", hint)

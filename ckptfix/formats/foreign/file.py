@@ -9,8 +9,8 @@ from ckptfix.errors import CkptfixError
 from ckptfix.io.source import open_source
 from ckptfix.urls import as_path
 
-INSTALL_H5PY = "install the package that reads it: pip install 'ckptfix[hdf5]'"
-"""The hint for an HDF5 file: with h5py, it is a format that ckptfix reads."""
+INSTALL = "install the package that reads it: pip install 'ckptfix[{}]'"
+"""The hint for a file of a format that ckptfix reads with the package of an extra."""
 
 
 class Answer(NamedTuple):

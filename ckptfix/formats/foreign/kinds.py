@@ -19,7 +19,7 @@ from typing import Any
 from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
 from ckptfix.formats.foreign.archives import folder, tar_archive, zip_archive
-from ckptfix.formats.foreign.file import INSTALL_H5PY, Answer, UnknownFile
+from ckptfix.formats.foreign.file import INSTALL, Answer, UnknownFile
 from ckptfix.formats.signs import Beginning, hdf5
 from ckptfix.io.source import found_as
 from ckptfix.pickles.names import survey
@@ -169,7 +169,7 @@ def _hdf5(file: UnknownFile) -> Answer | None:
         return None
     keras = any(word in file.head for word in (b"keras_version", b"model_weights", b"layer_names", b"_layer"))
     what = "a Keras model (HDF5)" if keras else "an HDF5 file, as Keras writes"
-    return Answer("other-framework", what, INSTALL_H5PY)
+    return Answer("other-framework", what, INSTALL.format("hdf5"))
 
 
 def _tensorflow(file: UnknownFile) -> Answer | None:

@@ -24,6 +24,7 @@ from array_files import (
     npz,
     onnx_model,
     onnx_tensor,
+    orbax,
     packed_npz,
     proto,
     tensorflow,
@@ -36,14 +37,18 @@ from ckptfix import errors
 from ckptfix.cli import commands
 from ckptfix.formats import FORMATS, detect, open_checkpoint
 from ckptfix.formats.arrays import gguf as gguf_format
+from ckptfix.formats.torch.readonly.common import refuse_edit
 from ckptfix.io.read import read_chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-def need(name: str) -> None:
-    if name in ("hdf5", "keras"):
-        pytest.importorskip("h5py")
+def need(name: str) -> bool:
+    """Whether a library reads the format; the test is skipped where it is not installed."""
+    if name in ("hdf5", "keras", "orbax"):
+        pytest.importorskip("tensorstore" if name == "orbax" else "h5py")
+        return True
+    return False
 
 
 def arrays_for(name: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -70,8 +75,8 @@ every = pytest.mark.parametrize("name", WRITERS)
 
 def test_every_reader_has_a_writer() -> None:
     """A format that states no property of a torch object is one of these; NumPy's single array has its own tests."""
-    files = {name: format for name, format in FORMATS.items() if not (format.folder or format.writes)}
-    assert {name for name, format in files.items() if "objects" not in format.states} == {*WRITERS, "npy"}
+    rows = {name: format for name, format in FORMATS.items() if not format.writes and format.plan_edit is refuse_edit}
+    assert {name for name, format in rows.items() if "objects" not in format.states} == {*WRITERS, "npy"}
 
 
 @every
@@ -86,7 +91,8 @@ def test_tensors_are_those_that_were_written(name: str, tmp_path: Path) -> None:
     for entry in checkpoint.entries:
         value = wanted[entry.key]
         assert (entry.at, entry.dtype, entry.shape) == ("", value.dtype.name, value.shape)
-        assert b"".join(read_chunks(entry.data)) == value.tobytes(), entry.key
+        assert entry.storage is not None and entry.storage.data is not None
+        assert b"".join(read_chunks(entry.storage.data)) == value.tobytes(), entry.key
     assert not [row for row in ckptfix.doctor(path).findings if row.severity == "error"][1:]
 
 
@@ -128,7 +134,7 @@ def test_the_fix_of_doctor_works(name: str, tmp_path: Path) -> None:
     assert torch.equal(ckptfix.load_state_dict(lines[-1][3])["w"], torch.ones(2, 2))
 
 
-@every
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "orbax"])
 def test_a_cut_file_is_refused_or_named(name: str, tmp_path: Path) -> None:
     path = made(name, tmp_path, {"a.w": np.ones((40, 50), "f4"), "b.w": np.ones(8, "f4")})
     whole = path.read_bytes()
@@ -144,17 +150,18 @@ def test_a_cut_file_is_refused_or_named(name: str, tmp_path: Path) -> None:
 def test_no_damage_is_a_crash(name: str, tmp_path: Path) -> None:
     """Bytes of the structure are changed at random: an error, a finding, or other values, and never a traceback."""
     path = made(name, tmp_path, {"a.w": np.ones((2, 3), "f4"), "b.w": np.ones(3, "f4")})
-    whole = path.read_bytes()
     draw = random.Random(name)
-    for _ in range(8 if name in ("hdf5", "keras") else 60):
+    files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
+    for file, whole in [(file, file.read_bytes()) for file in files] * (8 if need(name) else 60):
         bad = bytearray(whole)
         for _ in range(draw.randint(1, 4)):
             bad[draw.randrange(len(bad))] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
-        path.write_bytes(bad)
+        file.write_bytes(bad)
         done = CliRunner().invoke(commands, ["inspect", str(path)])
         assert done.exit_code in (0, 2), done.output
         assert "bug in ckptfix" not in done.output
         assert done.exception is None or isinstance(done.exception, SystemExit)
+        file.write_bytes(whole)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -404,6 +411,55 @@ def test_without_h5py_the_file_is_said_for_what_it_is(tmp_path: Path, monkeypatc
     assert row.id == "other-framework" and "HDF5" in row.message
     done = CliRunner().invoke(commands, ["doctor", str(path), "--json"])
     assert "ckptfix[hdf5]" in json.dumps(json.loads(done.output))
+
+
+@pytest.mark.parametrize("zarr3", [False, True])
+def test_orbax_folders_of_arrays(zarr3: bool, tmp_path: Path) -> None:
+    need("orbax")
+    arrays = {"params.w": np.arange(30, dtype="f4").reshape(5, 6), "opt_state.mu": np.ones(3, "f4")}
+    path = tmp_path / "in"
+    orbax(arrays, path, ocdbt=False, zarr3=zarr3)
+    checkpoint = open_checkpoint(path)
+    assert {(entry.at, entry.key) for entry in checkpoint.entries} == {("", "params.w"), ("opt_state", "mu")}
+    assert [row.at for row in checkpoint.state_dicts if row.optimizer] == ["opt_state"]
+    for file in [file for file in sorted(path.rglob("*")) if file.is_file()]:
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        assert [row for row in ckptfix.doctor(path).findings if row.severity == "error"], file.name
+        file.write_bytes(whole)
+    ckptfix.convert(path, tmp_path / "out.safetensors")
+    assert ckptfix.load_state_dict(tmp_path / "out.safetensors")["params.w"].tolist() == arrays["params.w"].tolist()
+
+
+def test_orbax_steps_have_items(tmp_path: Path) -> None:
+    need("orbax")
+    step = tmp_path / "100"
+    step.mkdir()
+    (step / "_CHECKPOINT_METADATA").write_text("{}")
+    orbax({"w": np.ones(2, "f4")}, step / "params")
+    assert [entry.name for entry in open_checkpoint(step).entries] == ["w"]
+    orbax({"w": np.zeros(2, "f4")}, step / "ema")
+    assert [entry.name for entry in open_checkpoint(step).entries] == ["ema/w", "params/w"]
+    assert ckptfix.load_state_dict(step, at="params")["w"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("key", ["../w", "/etc/passwd", ".."])
+def test_orbax_names_stay_in_the_folder(key: str, tmp_path: Path) -> None:
+    need("orbax")
+    orbax({"w": np.ones(2, "f4"), "x": np.ones(2, "f4")}, tmp_path / "in", ocdbt=False)
+    tree = tmp_path / "in" / "_METADATA"
+    tree.write_text(tree.read_text().replace('"key": "w"', f'"key": "{key}"'))
+    checkpoint = open_checkpoint(tmp_path / "in")
+    assert [entry.key for entry in checkpoint.entries] == ["x"]
+    (row,) = checkpoint.findings
+    assert row.id == "bad-tensor" and "out of the folder" in row.message
+
+
+def test_without_tensorstore_the_folder_is_said_for_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "_METADATA").write_text("{}")
+    monkeypatch.setattr("ckptfix.formats.arrays.orbax.available", lambda: False)
+    done = CliRunner().invoke(commands, ["convert", str(tmp_path), str(tmp_path / "out.pth")])
+    assert done.exit_code == 2 and "orbax" in done.output and "ckptfix[orbax]" in done.output
 
 
 def bomb_npz(path: Path) -> None:
