@@ -532,6 +532,7 @@ OPENED = {
     "io/remote/fsspec_store.py": "creates an output in a store",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
+    "formats/arrays/orbax.py": "tensorstore opens the arrays of a folder, whose files are looked at before",
     "ops/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "cli/shared/common.py": "an error message: text",

@@ -30,6 +30,7 @@ from ckptfix.errors import BadIndex, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.arrays.common import Array, checkpoint_of, read_only
+from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.signs import Beginning, named
 from ckptfix.io.source import is_local, mark, open_source
 from ckptfix.urls import as_path
@@ -153,7 +154,9 @@ def read(path: str) -> Checkpoint:
 
     Raises:
         BadIndex: a list of arrays is not as orbax writes it.
+        DamagedFile: a link in it leads out of the folder.
     """
+    files = tuple(_files(path))
     arrays: list[Array] = []
     values: dict[str, object] = {}
     findings: list[Finding] = []
@@ -180,14 +183,23 @@ def read(path: str) -> Checkpoint:
                 values[join(at, key)] = made
     return checkpoint_of(
         path, NAME, 0, arrays, traits={"items": len(items)} if len(items) > 1 else {},
-        findings=findings, values=values, optimizer=tuple(optimizers), others=tuple(_files(path)),
+        findings=findings, values=values, optimizer=tuple(optimizers), others=files,
     )  # fmt: skip
 
 
 def _files(path: str) -> Iterator[FileVersion]:
-    for folder, _, names in sorted(os.walk(path)):
+    """Yield all files of the folder.
+
+    Raises:
+        DamagedFile: one of them, or a folder, is a link that leads out: tensorstore would follow it.
+    """
+    for folder, inside, names in sorted(os.walk(path)):
+        links = [name for name in inside if as_path(folder, name).is_symlink()]
+        if links:
+            message = f"the folder {links[0]!r} in it is a link, which is not followed"
+            raise DamagedFile(message, path=folder, hint="if the folder is yours, replace the link by a copy of it")
         for name in sorted(names):
-            yield mark(as_path(folder, name))
+            yield mark(file_inside(path, as_path(folder, name).relative_to(path).as_posix(), where=path))
 
 
 def _array(folder: str, stated: Mapping[str, Any], row: _Stored, key: str, at: str) -> Array | object:
@@ -199,8 +211,6 @@ def _array(folder: str, stated: Mapping[str, Any], row: _Stored, key: str, at: s
     name = ".".join(row.where)
     if any(part in name for part in ("/", "\\", "\0")) or name in ("", ".", ".."):
         raise DamagedFile("its name leads out of the folder")
-    if not stated.get("use_ocdbt") and as_path(folder, name).is_symlink():
-        raise DamagedFile("it is a link to other data, which is not followed")
     spec = _spec(folder, stated, name)
     store = _opened(spec, name)
     shape = tuple(int(size) for size in store.shape)

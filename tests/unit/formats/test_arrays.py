@@ -455,6 +455,21 @@ def test_orbax_names_stay_in_the_folder(key: str, tmp_path: Path) -> None:
     assert row.id == "bad-tensor" and "out of the folder" in row.message
 
 
+def test_orbax_links_are_not_followed(tmp_path: Path) -> None:
+    need("orbax")
+    orbax({"w": np.ones(2, "f4")}, tmp_path / "in", ocdbt=False)
+    (tmp_path / "in" / "w").rename(tmp_path / "w")
+    (tmp_path / "in" / "w").symlink_to(tmp_path / "w")
+    with pytest.raises(errors.DamagedFile, match="link"):
+        open_checkpoint(tmp_path / "in")
+    (tmp_path / "in" / "w").unlink()
+    (tmp_path / "w").rename(tmp_path / "in" / "w")
+    (tmp_path / "in" / "w" / "0").rename(tmp_path / "0")
+    (tmp_path / "in" / "w" / "0").symlink_to(tmp_path / "0")
+    with pytest.raises(errors.DamagedFile, match="link"):
+        open_checkpoint(tmp_path / "in")
+
+
 def test_without_tensorstore_the_folder_is_said_for_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "_METADATA").write_text("{}")
     monkeypatch.setattr("ckptfix.formats.arrays.orbax.available", lambda: False)
