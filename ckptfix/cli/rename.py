@@ -7,7 +7,7 @@ import re
 import click
 
 from ckptfix.cli.shared.common import FileName, Written, writes
-from ckptfix.cli.shared.options import allow_unmatched_option, at_option, in_place_option, link_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option, in_place_option, link_option, names_options
 from ckptfix.ops import rename
 from ckptfix.ops.writing import WriteOptions
 
@@ -34,6 +34,7 @@ from ckptfix.ops.writing import WriteOptions
         help="A line of such a file, such as 'fc.weight -> fc.weight | rows to=1000'. Repeatable; without --map.",
     ),
     click.Option(["--reverse"], is_flag=True, help="Apply the file of --map in reverse."),
+    *names_options(),
     allow_unmatched_option(),
     at_option(),
     in_place_option(),
@@ -48,17 +49,23 @@ def command(
     lines: tuple[str, ...],
     map_file: str | None,
     reverse: bool,
+    names: str | None,
+    heads: int | None,
+    kv_heads: int | None,
     allow_unmatched: bool,
     at: str | None,
 ) -> Written:
-    """Rename the keys of IN by regular expressions or by a file of rules.
+    """Rename the keys of IN by regular expressions, by a file of rules, or by a table of names.
+
+    --names FROM:TO, such as meta:hf, gives a model the names and the layout of another library: see
+    `ckptfix help names`. Each key must be in the table. With --map, the table is FILE.
 
     If two keys of a state dict would end up the same, nothing is written. A REGEX that matches
     no key is an error; lines of FILE that match none are reported, and are an error only if no line matches.
     """
 
-    if not subs and not map_file and not lines:
-        raise click.UsageError("Nothing to rename: give --sub, --map or --line.")
+    if not subs and not map_file and not lines and not names:
+        raise click.UsageError("Nothing to rename: give --sub, --map, --line or --names.")
     if map_file and lines:
         raise click.UsageError("--line and --map cannot be combined: add the line to the file.")
     if reverse and not map_file:
@@ -69,6 +76,9 @@ def command(
         subs=pairs,
         rules=map_file,
         lines=lines,
+        names=names,
+        heads=heads,
+        kv_heads=kv_heads,
         reverse=reverse,
         allow_unmatched=allow_unmatched,
         at=at,

@@ -12,6 +12,7 @@
 The left of the arrow is the key in the input, the right the key in the output. ``{q,k,v}`` stands for several keys, in
 this order. A number that only one side has, such as ``{e}`` above, runs through all numbers present, from 0 on.
 Operations (`operations`) follow, each after a bar, and are applied in turn. A line without one is a `NameRule`.
+In their options ``@heads`` stands for a size of the model, which the reader of the file states.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from dataclasses import dataclass, field, replace
 
 from ckptfix.errors import CkptfixError, Refused, printable
 from ckptfix.names.operations import Operation, parse
-from ckptfix.names.rules import NameRule, is_rule, moved, placeholders
+from ckptfix.names.rules import NameRule, RuleTable, is_rule, moved, placeholders
 
 BAR, ARROW = "|", "->"
+_SIZE = re.compile(r"@([a-z][a-z_]*)")
+Sizes = Mapping[str, int]
+"""Sizes of a model by their names in a rules file."""
 _LIST = re.compile(r"\{([^{},]*(?:,[^{},]*)+)\}")
 MAX_PARTS = 1024
 """Names that one list may stand for."""
@@ -86,12 +90,15 @@ class Rules:
         names: old -> new, for lines without operations; exact names or the sides of a `NameRule`.
         lines: old -> line number of such a line; 0 if unknown (JSON).
         tensors: the lines with operations.
+        table: they are a table for a family of models: no model has a key for each line, and lines that leave
+            something out do so in both directions.
     """
 
     path: str
     names: Mapping[str, str] = field(default_factory=dict)
     tensors: tuple[TensorRule, ...] = ()
     lines: Mapping[str, int] = field(default_factory=dict)
+    table: bool = False
 
     def reversed(self) -> Rules:
         """Return the rules that undo these.
@@ -112,8 +119,20 @@ class Rules:
         tensors = []
         for rule in self.tensors:
             with _Line(self.path, rule.line, str(rule)):
-                tensors.append(_turned_rule(rule))
-        return Rules(self.path, names, tuple(tensors), lines)
+                tensors.append(rule if self.table and rule.new is None else _turned_rule(rule))
+        return Rules(self.path, names, tuple(tensors), lines, self.table)
+
+    def unmatched(self, keys: Iterable[str]) -> tuple[list[str], int]:
+        """Return the keys that no line matches, and the number of lines that match no key."""
+        patterns = [NameRule(old, "") for old in self.names]
+        patterns += [NameRule(name, "") for rule in self.tensors for name in rule.old.names]
+        table, used, left = RuleTable(patterns), set[str](), []
+        for key in keys:
+            fits = [rule.old for rule in table.about(key) if rule.values(key) is not None]
+            used.update(fits)
+            if not fits:
+                left.append(key)
+        return left, len({rule.old for rule in patterns} - used)
 
 
 class _Line:
@@ -153,11 +172,38 @@ def _turned_rule(rule: TensorRule) -> TensorRule:
     return made(new, old, inverse, rule.line)
 
 
-def read(text: str, path: str) -> Rules:
+def sizes_in(text: str) -> frozenset[str]:
+    """Return the sizes of the model that the lines of a rules file need."""
+    lines = (_before_comment(line.split()) for line in text.split("\n"))
+    return frozenset(name for words in lines if BAR in words for word in words for name in _SIZE.findall(word))
+
+
+class _AnySize(Mapping[str, int]):
+    """A size of 1 for every name, to read lines whose sizes do not matter."""
+
+    def __getitem__(self, name: str) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+ANY_SIZE: Sizes = _AnySize()
+
+
+def read(text: str, path: str, sizes: Sizes = ANY_SIZE, *, table: bool = False) -> Rules:
     """Return the rules in `text`, the content of the file `path`.
 
+    Args:
+        sizes: the sizes of the model.
+        table: as in `Rules`.
+
     Raises:
-        CkptfixError: it is neither lines nor JSON, or a rule is malformed; the message names the line.
+        CkptfixError: it is neither lines nor JSON, a rule is malformed, or needs a size that is not stated; the message
+            names the line.
     """
     tensors: list[TensorRule] = []
     rows: list[tuple[str, str, int]] = []
@@ -168,7 +214,7 @@ def read(text: str, path: str) -> Rules:
             words = _before_comment(line.split())
             with _Line(path, number, line):
                 if BAR in words:
-                    tensors.append(_tensor_rule(words, number))
+                    tensors.append(_tensor_rule(_with_sizes(words, sizes), number))
                 elif words:
                     rows.append((*_pair(words), number))
     names: dict[str, str] = {}
@@ -182,8 +228,27 @@ def read(text: str, path: str) -> Rules:
         if names.setdefault(old, new) != new:
             raise CkptfixError(f"{old!r} would become both {names[old]!r} and {new!r}", path=path)
         lines.setdefault(old, number)
-    return Rules(path, names, tuple(tensors), lines)
+    return Rules(path, names, tuple(tensors), lines, table)
 
+
+def _with_sizes(words: list[str], sizes: Sizes) -> list[str]:
+    """Fill the sizes of the model in the options of a line's operations."""
+
+    def one(match: re.Match[str]) -> str:
+        try:
+            return str(sizes[match[1]])
+        except KeyError:
+            option = HEADS.get(match[1])
+            hint = f"state it with {option} N" if option else f'state "{match[1]}" in a config.json beside the file'
+            message = f"@{match[1]} is not known: neither a config.json beside the file nor its arguments state it"
+            raise Refused(message, hint=hint) from None
+
+    bar = words.index(BAR)
+    return [*words[:bar], *(_SIZE.sub(one, word) for word in words[bar:])]
+
+
+HEADS = {"heads": "--heads", "kv": "--kv-heads"}
+"""The sizes that options state: heads of queries, and of keys and values."""
 
 _HINT = "write a JSON object, or a line `old new` for each name"
 

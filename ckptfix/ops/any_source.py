@@ -450,6 +450,7 @@ def takes_any_source(
     first: bool = False,
     converts: bool = False,
     unpacks: bool = False,
+    name: str = "",
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Wrap a command's function (source, dest, ...) so that it takes every source that is read.
 
@@ -459,10 +460,11 @@ def takes_any_source(
         first: it comes before the conversions.
         converts: it is a conversion, and takes every format and every output itself.
         unpacks: the function itself unpacks its source.
+        name: of the command; by default that of the function.
     """
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
-        name = function.__name__.replace("_", "-")
+        verb = name or function.__name__.replace("_", "-")
 
         @wraps(function)
         @shares_open_files()
@@ -486,7 +488,7 @@ def takes_any_source(
             return carry_out(
                 source,
                 dest,
-                [PlannedCommand((name,), call, options)],
+                [PlannedCommand((verb,), call, options)],
                 lambda chain, done, made: partial(_of_verb, cast("R", done[-1])),
                 how,
                 at=at,

@@ -42,6 +42,25 @@ def dequantized_option() -> click.Option:
     )
 
 
+def names_options(both: bool = True) -> tuple[click.Option, ...]:
+    """Make the options --names, --heads and --kv-heads, for commands that take a table of names.
+
+    Args:
+        both: --names is FROM:TO, rather than TO alone.
+    """
+    table = "The names and layout of a model in another library, by a table: `ckptfix help names` lists them."
+    return (
+        click.Option(
+            ["--names"], metavar="FROM:TO" if both else "[FROM:]TO", shell_complete=values.names, help=table
+        ),
+        click.Option(
+            ["--heads"], type=click.IntRange(min=1), metavar="N",
+            help="Number of query heads, for a table that needs it, if no config.json beside the file states it.",
+        ),
+        click.Option(["--kv-heads"], type=click.IntRange(min=1), metavar="N", help="Number of heads of keys and values."),
+    )
+
+
 def drop_unexpected_option() -> click.Option:
     """Make the option --drop-unexpected, for --like TARGET."""
     return click.Option(["--drop-unexpected"], is_flag=True, help="Leave out and list the keys that TARGET lacks.")

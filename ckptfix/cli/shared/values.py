@@ -38,6 +38,16 @@ def target_addresses(ctx: click.Context, param: click.Parameter, incomplete: str
     return _of_files([ctx.params.get("like")], _addresses, incomplete)
 
 
+def names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the conversions of the tables of names."""
+    from ckptfix.names.tables import shipped
+
+    rows: dict[str, list[str]] = {}
+    for one in (*shipped(), *(row.turned() for row in shipped())):
+        rows.setdefault(f"{one.old}:{one.new}", []).append(one.family)
+    return _items(((pair, ", ".join(dict.fromkeys(families))) for pair, families in rows.items()), incomplete)
+
+
 def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the formats that can be written."""
     from ckptfix.formats import FORMATS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
-from ckptfix.names.rulefile import read
+from ckptfix.names.rulefile import Rules, read, sizes_in
 from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.rename import sites
@@ -128,7 +128,6 @@ def unwrap(
 
 
 @checks_types
-@takes_any_source()
 def rename(
     source: StrPath,
     dest: StrPath | None = None,
@@ -137,6 +136,9 @@ def rename(
     mapping: Mapping[str, str] | None = None,
     rules: StrPath | None = None,
     lines: Sequence[str] = (),
+    names: str | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
     reverse: bool = False,
     allow_unmatched: bool = False,
     at: str | None = None,
@@ -154,6 +156,10 @@ def rename(
         mapping: old key -> new key, applied after them.
         rules: a file of keys and of operations on tensors (`ckptfix help rules`), in place of `mapping`.
         lines: lines of such a file, in place of it.
+        names: two ecosystems, such as ``"meta:hf"``: the rules are those of a table of names (`ckptfix help names`),
+            or of `rules` if it is given.
+        heads, kv_heads: number of query heads, and of key/value heads, for rules that need them. By default a
+            config.json or params.json beside `source`, or arguments in it, state them.
         reverse: run the file backwards.
         allow_unmatched: a pattern that matches no key, or a map or file without a match, is a finding, not an error.
 
@@ -161,18 +167,55 @@ def rename(
 
     Raises:
         NoSuchTensor: a pattern matches no key, or nothing of the map or file does; `near` is what may be meant.
-        Refused: a rule does not fit the keys or shapes of the checkpoint; nothing was written.
+        Refused: a rule does not fit the keys or shapes of the checkpoint, or no table has its first key that does not
+            fit; nothing was written.
         CkptfixError: the file of rules is malformed, or cannot be reversed.
     """
     if (rules is not None) + (mapping is not None) + bool(lines) > 1:
         raise Refused("a map, a file of rules and lines cannot be combined")
-    if reverse and rules is None:
-        raise Refused("only a file of rules can be reversed")
+    if reverse and (rules is None or names is not None):
+        raise Refused("only a file of rules can be reversed", hint="swap the ecosystems of names" if names else None)
+    if names is not None and (mapping is not None or subs or lines):
+        raise Refused("a table of names cannot be combined with other renamings")
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     given = read("\n".join(lines), "the lines") if lines else None
-    if rules is not None:
-        from ckptfix.ops.rename.run import read_rules
+    if rules is not None or names is not None or (lines and sizes_in("\n".join(lines))):
+        from ckptfix.align.fused import Heads
+        from ckptfix.ops.rename import by_table
 
-        given = read_rules(rules, reverse=reverse)
+        route = by_table.route_of(source, names, rules, lines, at=at, heads=Heads(heads, kv_heads), reverse=reverse)
+        if len(route) > 1:
+            return by_table.in_steps(_renamed, source, dest, route, how, at=at)
+        given = route[0].rules
+    return _renamed(
+        *(source, dest),
+        given=given,
+        subs=subs,
+        mapping=mapping,
+        allow_unmatched=allow_unmatched,
+        at=at,
+        **how.keywords(),
+    )
+
+
+@takes_any_source(name="rename")
+def _renamed(
+    source: StrPath,
+    dest: StrPath | None = None,
+    *,
+    given: Rules | None = None,
+    subs: Sequence[tuple[str, str]] = (),
+    mapping: Mapping[str, str] | None = None,
+    allow_unmatched: bool = False,
+    at: str | None = None,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    in_place: bool = False,
+    link: bool = False,
+    progress: Progress | None = None,
+) -> RenameResult:
+    """Carry out `rename` with the rules `given`."""
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
         names = mapping if given is None else given.names
@@ -186,6 +229,8 @@ def rename(
             done = transformed(checkpoint, given, dest, renames=renames, at=at, allow_unmatched=allow_unmatched)
             return _tensors_draft(checkpoint, done)
         renames = sites.rename(checkpoint, subs=subs, mapping=names, at=at, allow_unmatched=allow_unmatched)
+        if given is not None and given.table:
+            renames = replace(renames, findings=tuple(one for one in renames.findings if one.id != "unused-rule"))
         return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)

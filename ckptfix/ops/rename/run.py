@@ -36,8 +36,18 @@ def read_rules(path: StrPath, *, reverse: bool = False) -> Rules:
             rule.
     """
     name = file_name(path)
+    rules = read(text_in(name), name)
+    return rules.reversed() if reverse else rules
+
+
+def text_in(name: str) -> str:
+    """Return the text of a file of rules.
+
+    Raises:
+        CkptfixError: it cannot be read, or is not text.
+    """
     try:
-        text = text_of(name, encoding="utf-8-sig")
+        return text_of(name, encoding="utf-8-sig")
     except CkptfixError:
         raise
     except UnicodeDecodeError as error:
@@ -46,8 +56,6 @@ def read_rules(path: StrPath, *, reverse: bool = False) -> Rules:
         raise NoSuchFile(name) from None
     except OSError as error:
         raise CkptfixError(f"it cannot be read: {error.strerror}", path=name) from None
-    rules = read(text, name)
-    return rules.reversed() if reverse else rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +153,8 @@ def transformed(
 
 
 def _unused(rules: Rules, made: TransformedTensors, *, allow: bool) -> tuple[Finding, ...]:
+    if rules.table:
+        return ()
     used = made.used
     texts = [old for old in rules.names if old not in used]
     lines = {rule.old.text: rule.line for rule in rules.tensors if rule.line not in used}

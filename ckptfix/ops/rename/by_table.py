@@ -1,0 +1,378 @@
+"""Names by table: which conversion of `names.tables` fits a checkpoint, and the sizes of the model that it needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from ckptfix import formats
+from ckptfix.align.fused import Heads
+from ckptfix.checkpoint import ByteRange, Checkpoint, NameList, TensorEntry
+from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name
+from ckptfix.formats import weights_of
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
+from ckptfix.names import tables
+from ckptfix.names.rulefile import HEADS, Rules, Sizes
+from ckptfix.names.rules import NameRule
+from ckptfix.names.tables import Conversion, Route
+from ckptfix.ops import any_source
+from ckptfix.ops.any_source import PlannedCommand
+from ckptfix.ops.chain import Chain
+from ckptfix.ops.choose import chosen_sites
+from ckptfix.ops.quantized import json_beside
+from ckptfix.ops.rename.run import text_in
+from ckptfix.ops.rename.transform import TransformedTensors
+from ckptfix.ops.writing import Result, WriteOptions
+
+R = TypeVar("R", bound=Result)
+
+CONFIGS = ("config.json", "params.json", "lit_config.json")
+"""Files beside a checkpoint that state the sizes of its model: of transformers, of Meta, of old LitGPT."""
+
+SIZES: Mapping[str, tuple[str, ...]] = {
+    "heads": ("num_attention_heads", "n_heads", "n_head", "num_heads"),
+    "kv": ("num_key_value_heads", "n_kv_heads", "n_query_groups", "num_query_groups", "num_kv_heads"),
+}
+"""Size in a rules file -> the names that configurations have for it; any other size has its own name there."""
+
+NO_HEADS = Heads()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A conversion with its rules for one model."""
+
+    conversion: Conversion
+    rules: Rules
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command that carries it out."""
+        if not any(self.conversion.names):
+            return "rename", "--map", self.conversion.path
+        return "rename", "--names", f"{self.conversion.old}:{self.conversion.new}"
+
+
+def route_of(
+    source: StrPath,
+    names: str | None,
+    rules: StrPath | None = None,
+    lines: Sequence[str] = (),
+    *,
+    at: str | None = None,
+    heads: Heads = NO_HEADS,
+    reverse: bool = False,
+    origin: StrPath | None = None,
+) -> tuple[Step, ...]:
+    """Return the conversions for a checkpoint, one or two.
+
+    Args:
+        names: ``"FROM:TO"``, or ``"TO"`` if the keys show the rest; None for a file of one conversion.
+        rules: a file of rules, in place of the tables of the package.
+        lines: lines of such a file, in place of it.
+        origin: the file whose configuration counts, if `source` is a planned one.
+
+    Raises:
+        Refused: no table fits, or a size is not known; the error names the first key that does not fit.
+        CkptfixError: the file of rules is malformed.
+    """
+    if names is None:
+        one = _only("\n".join(lines), "the lines") if lines else _only(text_in(file_name(rules)), file_name(rules))  # type: ignore[arg-type]
+        one = one.turned() if reverse else one
+        made = one.rules()
+        if not one.needs:
+            return (Step(one, made),)
+        with _opened(source, at) as checkpoint:
+            return (Step(one, one.rules(_sizes(checkpoint, (one,), heads, origin or source))),)
+    own = None if rules is None else tables.conversions(text_in(file_name(rules)), file_name(rules))
+    old, new = pair_of(names)
+    with _opened(source, at) as checkpoint:
+        return steps(checkpoint, old, new, at=at, heads=heads, rows=own, origin=origin or source)
+
+
+def _only(text: str, path: str) -> Conversion:
+    """Return the one conversion of a file."""
+    rows = tables.conversions(text, path)
+    if len(rows) > 1:
+        shown = ", ".join(f"{one.old}:{one.new}" for one in rows)
+        raise Refused(f"it holds {len(rows)} conversions: {shown}", path=path, hint="choose one with --names")
+    return replace(rows[0], names=("", ""))
+
+
+def pair_of(names: str) -> tuple[str | None, str]:
+    """Return the ecosystems of ``FROM:TO`` or ``TO``.
+
+    Raises:
+        Refused: it is neither.
+    """
+    parts = [tables.ecosystem(part.strip()) for part in names.split(":")]
+    if not 1 <= len(parts) <= 2 or not all(parts):
+        raise Refused(f"expected FROM:TO, such as meta:hf, found {names!r}", hint="`ckptfix help names` lists both")
+    if len(parts) == 2 and parts[0] == parts[1]:
+        raise Refused(f"both sides of {names!r} are the same")
+    return (parts[0] if len(parts) == 2 else None), parts[-1]
+
+
+class _opened:
+    """A context with a checkpoint whose keys are looked at: unpacked if it is packed, the state dict of a module."""
+
+    def __init__(self, source: StrPath, at: str | None) -> None:
+        self._source, self._at, self._stack = source, at, ExitStack()
+
+    def __enter__(self) -> Checkpoint:
+        if isinstance(self._source, Checkpoint):
+            return self._source
+        path = os.fspath(self._source)
+        return any_source.as_state_dict(path, path, self._at, self._stack)
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+def steps(
+    checkpoint: Checkpoint,
+    old: str | None,
+    new: str,
+    *,
+    at: str | None = None,
+    heads: Heads = NO_HEADS,
+    rows: Sequence[Conversion] | None = None,
+    origin: StrPath | None = None,
+) -> tuple[Step, ...]:
+    """Return the conversions from the names of `old`, or of any ecosystem, to those of `new` that fit the checkpoint.
+
+    Every key must have a line. Of several tables, the one with the fewest lines that match no key is chosen.
+
+    Args:
+        rows: conversions in place of those of the package.
+
+    Raises:
+        Refused: none fits; the error names the first key that does not.
+    """
+    known = tables.shipped() if rows is None else rows
+    ways = list(tables.routes(known, old, new))
+    if not ways:
+        raise _unknown(known, old, new)
+    keys = list(_keys(checkpoint, at))
+    kind = json_beside_of(origin, checkpoint, "config.json").get("model_type")
+    fits: list[tuple[int, int, Route]] = []
+    misfits: list[tuple[int, int, str, Route]] = []
+    for number, way in enumerate(ways):
+        left, unused = way[0].rules().unmatched(keys)
+        if left:
+            misfits.append((len(left), number, left[0], way))
+        else:
+            fits.append((unused, number, way))
+    if not fits:
+        if any(not way[-1].turned().rules().unmatched(keys)[0] for way in ways):
+            raise Refused(f"its keys are those of {new} already", path=checkpoint.path)
+        count, _, key, way = min(misfits, key=lambda row: row[:2])
+        raise _refusal(checkpoint, keys, count, key, way)
+    named = [row for row in fits if kind is None or not row[2][0].types or kind in row[2][0].types]
+    if not named:
+        way = min(fits, key=lambda row: row[:2])[2]
+        message = f"config.json says model_type {kind!r}, which the table {way[0].family} is not for"
+        raise Refused(message, path=checkpoint.path, hint="with --map FILE, --names takes a table of your own")
+    _, _, way = min(named, key=lambda row: row[:2])
+    sizes = _sizes(checkpoint, way, heads, origin)
+    with about(checkpoint.path):
+        made = tuple(Step(one, one.rules(sizes)) for one in way)
+    _refuse_widths(checkpoint, made[0].rules, at)
+    return made
+
+
+def _refuse_widths(checkpoint: Checkpoint, rules: Rules, at: str | None) -> None:
+    """Raise `Refused` if the heads of queries and those of keys would have different numbers of rows."""
+    lines = [rule for rule in rules.tensors if rule.operations[0].name == "rope" and not rule.old.axes]
+    patterns = [(NameRule(rule.old.text, ""), rule.operations[0].number("heads") or 1) for rule in lines]
+    widths: dict[float, str] = {}
+    for entry in _entries(checkpoint, at) if patterns else ():
+        for pattern, heads in patterns:
+            if entry.shape and pattern.values(entry.key) is not None:
+                widths.setdefault(entry.shape[0] / heads, f"{entry.key} has {entry.shape[0]} rows, for {heads} heads")
+    if len(widths) > 1:
+        message = f"heads would have different sizes: {'; '.join(widths.values())}"
+        raise Refused(message, path=checkpoint.path, hint="state the numbers of heads with --heads N --kv-heads N")
+
+
+def _unknown(rows: Sequence[Conversion], old: str | None, new: str) -> Refused:
+    known = tables.ecosystems(rows)
+    odd = next((name for name in (old, new) if name is not None and name not in known), None)
+    if odd is not None:
+        message = f"no table has names of {odd!r}"
+        return Refused(message, hint=f"they have {', '.join(known)}: `ckptfix help names`" if known[0] else None)
+    return Refused(f"no table leads from {old} to {new}", hint="`ckptfix help names` lists the families")
+
+
+def _refusal(checkpoint: Checkpoint, keys: Sequence[str], count: int, key: str, way: Route) -> Refused:
+    """Return the error for a checkpoint that no table covers: the nearest one, and the first key that it lacks."""
+    first = way[0]
+    hint = "with --map FILE, --names takes a table of your own"
+    front = os.path.commonprefix([one.split(".")[:-1] for one in keys])
+    for end in range(1, len(front) + 1):
+        prefix = ".".join(front[:end])
+        if not first.rules().unmatched([one[len(prefix) + 1 :] for one in keys])[0]:
+            hint = f"all keys fit without the prefix {prefix!r}: run `ckptfix strip-module` with --prefix {prefix}"
+            break
+    more = f", and for {count - 1:,} more" if count > 1 else ""
+    message = f"the table {first.family} has no line for {key!r} in names of {first.old}{more} of {len(keys):,} keys"
+    return Refused(message, path=checkpoint.path, where=key, hint=hint)
+
+
+def _sites(checkpoint: Checkpoint, at: str | None) -> list[NameList]:
+    return chosen_sites(checkpoint, at, weights_only=True)
+
+
+def _entries(checkpoint: Checkpoint, at: str | None) -> Iterator[TensorEntry]:
+    for site in _sites(checkpoint, at):
+        yield from weights_of(checkpoint, site.at, views=False)
+
+
+def _keys(checkpoint: Checkpoint, at: str | None) -> Iterable[str]:
+    return dict.fromkeys(entry.key for entry in _entries(checkpoint, at))
+
+
+def json_beside_of(origin: StrPath | None, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
+    """Return the object in a JSON file beside the file that the user named; empty if there is none."""
+    path = checkpoint.path if origin is None or isinstance(origin, Checkpoint) else os.fspath(origin)
+    try:
+        return json_beside(replace(checkpoint, path=formats.located(path)), name)
+    except CkptfixError:
+        return {}
+
+
+def _sizes(
+    checkpoint: Checkpoint, way: Sequence[Conversion], heads: Heads, origin: StrPath | None
+) -> Mapping[str, int]:
+    """Return the sizes that these conversions need, as far as they are known.
+
+    Raises:
+        Refused: the number of heads of keys does not divide that of queries.
+    """
+    needs = frozenset[str]().union(*(one.needs for one in way))
+    if not needs:
+        return {}
+    found = {name: value for name, value in zip(HEADS, (heads.query, heads.kv), strict=True) if value is not None}
+    for holder in _holders(checkpoint, origin):
+        for name in needs - found.keys():
+            value = next((holder[word] for word in SIZES.get(name, (name,)) if _is_size(holder.get(word))), None)
+            if value is not None:
+                found[name] = value
+    if "heads" in found:
+        query = found["heads"]
+        key = found.setdefault("kv", query)
+        if query < 1 or key < 1 or query % key:
+            raise Refused(f"{key} key/value heads do not divide {query} query heads")
+    return found
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _holders(checkpoint: Checkpoint, origin: StrPath | None) -> Iterator[Mapping[str, Any]]:
+    """Yield what may state the sizes of the model: files beside the checkpoint, then arguments in it."""
+    for name in CONFIGS:
+        config = json_beside_of(origin, checkpoint, name)
+        inner = config.get("text_config")
+        yield config
+        yield inner if isinstance(inner, dict) else {}
+    holders: dict[str, dict[str, Any]] = {}
+    words = {word for names in SIZES.values() for word in names}
+    for place, value in checkpoint.values():
+        above, _, name = place.rpartition("/")
+        if name in words and _is_size(value):
+            holders.setdefault(above, {})[name] = value
+    yield from holders.values()
+
+
+def in_steps(
+    function: Callable[..., R],
+    source: StrPath,
+    dest: StrPath | None,
+    route: Sequence[Step],
+    how: WriteOptions,
+    *,
+    at: str | None,
+) -> R:
+    """Carry out conversions one after another, with one write.
+
+    Args:
+        function: renames, with the rules `given`.
+
+    Raises:
+        Refused: the file is to be edited in place.
+    """
+    if dest is None or how.in_place:
+        raise Refused("two conversions one after another need an output", hint="name an output")
+
+    def finish(chain: Chain, done: Sequence[Result], made: Sequence[Result]) -> Callable[..., Any]:
+        first, last = done[0], done[-1]
+        return partial(_last, last, first)
+
+    commands = [PlannedCommand(one.words, function, {"given": one.rules, "at": at}) for one in route]
+    made: R = any_source.carry_out(source, dest, commands, finish, replace(how, link=False), at=at)
+    return made
+
+
+def _last(last: Any, first: Any, **fields: Any) -> Any:
+    """Return the result of the last of two conversions, with the changes of both as changes of the first's keys."""
+    after = {(one.at, one.old): one.new for one in last.changes}
+    changes = [replace(one, new=after.get((one.at, one.new), one.new)) for one in first.changes]
+    return replace(last, changes=tuple(changes), references=first.references, **fields)
+
+
+def converted(checkpoint: Checkpoint, route: Sequence[Step], at: str | None = None) -> Checkpoint:
+    """Return the checkpoint with the keys and tensors after these conversions; nothing is computed before it is read.
+
+    Raises:
+        Refused: a line does not fit; the error names it.
+        KeyConflict: two keys would get the same name.
+    """
+    for one in route:
+        checkpoint = _after(checkpoint, one.rules, at)
+    return checkpoint
+
+
+def _after(checkpoint: Checkpoint, rules: Rules, at: str | None) -> Checkpoint:
+    made = TransformedTensors(rules)
+    with about(checkpoint.path):
+        for site in _sites(checkpoint, at):
+            made.add(checkpoint, site, {key: key for key in site.names})
+    entries: list[TensorEntry] = []
+    changed = {site.at: site for site in made.sites}
+    for site in made.sites:
+        for old, (new, entry) in site.after():
+            if entry is not None:
+                entries.append(_readable(entry))
+            elif old in site.entries:
+                entries.append(replace(site.entries[old], key=new))
+    entries += [entry for entry in checkpoint.entries if entry.at not in changed]
+    names = {
+        site.at: tuple(new for _, (new, _) in changed[site.at].after()) for site in checkpoint.sites if site.at in changed
+    }
+    lists = [
+        replace(one, names=names[one.at]) if one.kind == "state_dict" and one.at in names else one
+        for one in checkpoint.sites
+    ]
+    fixed = tuple(entries)
+    return replace(checkpoint, load_entries=lambda: fixed, sites=tuple(lists))
+
+
+def _readable(entry: TensorEntry) -> TensorEntry:
+    """Return the tensor with its data as a range, which a further conversion takes."""
+    storage = entry.storage
+    if storage is None or storage.data is None or isinstance(storage.data, ByteRange):
+        return entry
+    data = storage.data
+    name = SplicedFile(f"{entry.name} (made)", [data.length], lambda _: SplicedPiece((data,)))
+    return replace(entry, storage=replace(storage, data=name.place(0)))
+
+
+def sizes_known(checkpoint: Checkpoint, way: Sequence[Conversion]) -> Sizes:
+    """Return the sizes that are stated beside the checkpoint or in it."""
+    return _sizes(checkpoint, way, NO_HEADS, None)
