@@ -27,7 +27,10 @@ from itertools import permutations
 
 from ckptfix.names.rulefile import ANY_SIZE, Rules, Sizes, read, sizes_in
 
-FAMILIES: tuple[str, ...] = ("llama", "qwen2", "qwen3")
+FAMILIES: tuple[str, ...] = (
+    *("llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt2", "gpt_neox"),
+    *("whisper", "vit", "clip", "sd_unet", "sdxl_unet", "sd_vae"),
+)
 """The tables of the package, in order: ``FAMILY.rules`` in this folder."""
 
 OTHER_WORDS: Mapping[str, str] = {
