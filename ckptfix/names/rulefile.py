@@ -123,16 +123,17 @@ class Rules:
         return Rules(self.path, names, tuple(tensors), lines, self.table)
 
     def unmatched(self, keys: Iterable[str]) -> tuple[list[str], int]:
-        """Return the keys that no line matches, and the number of lines that match no key."""
+        """Return the keys that no line matches, and the number of lines that match no key and leave nothing out."""
         patterns = [NameRule(old, "") for old in self.names]
         patterns += [NameRule(name, "") for rule in self.tensors for name in rule.old.names]
+        drops = {rule.old.text for rule in self.tensors if rule.new is None}
         table, used, left = RuleTable(patterns), set[str](), []
         for key in keys:
             fits = [rule.old for rule in table.about(key) if rule.values(key) is not None]
             used.update(fits)
             if not fits:
                 left.append(key)
-        return left, len({rule.old for rule in patterns} - used)
+        return left, len({rule.old for rule in patterns} - used - drops)
 
 
 class _Line:

@@ -227,14 +227,22 @@ def _renamed(
             from ckptfix.ops.rename.run import transformed
 
             done = transformed(checkpoint, given, dest, renames=renames, at=at, allow_unmatched=allow_unmatched)
-            return _tensors_draft(checkpoint, done)
+            return _by(given, _tensors_draft(checkpoint, done))
         renames = sites.rename(checkpoint, subs=subs, mapping=names, at=at, allow_unmatched=allow_unmatched)
         if given is not None and given.table:
             renames = replace(renames, findings=tuple(one for one in renames.findings if one.id != "unused-rule"))
-        return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
+        return _by(given, _draft(checkpoint, renames, dest, "renamed", "no rule matched a key"))
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
+
+
+def _by(given: Rules | None, draft: Draft[RenameResult]) -> Draft[RenameResult]:
+    """Return the draft with the table that its first line owes its names to."""
+    if given is None or not given.table:
+        return draft
+    first, *others = draft.lines
+    return replace(draft, lines=[f"{first}, by the table {given.path}", *others])
 
 
 def _tensors_draft(checkpoint: Checkpoint, done: Transformed) -> Draft[RenameResult]:

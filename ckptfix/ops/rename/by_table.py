@@ -89,9 +89,9 @@ def route_of(
         with _opened(source, at) as checkpoint:
             return (Step(one, one.rules(_sizes(checkpoint, (one,), heads, origin or source))),)
     own = None if rules is None else tables.conversions(text_in(file_name(rules)), file_name(rules))
-    old, new = pair_of(names)
+    family, old, new = pair_of(names)
     with _opened(source, at) as checkpoint:
-        return steps(checkpoint, old, new, at=at, heads=heads, rows=own, origin=origin or source)
+        return steps(checkpoint, old, new, family=family, at=at, heads=heads, rows=own, origin=origin or source)
 
 
 def _only(text: str, path: str) -> Conversion:
@@ -103,18 +103,19 @@ def _only(text: str, path: str) -> Conversion:
     return replace(rows[0], names=("", ""))
 
 
-def pair_of(names: str) -> tuple[str | None, str]:
-    """Return the ecosystems of ``FROM:TO`` or ``TO``.
+def pair_of(names: str) -> tuple[str | None, str | None, str]:
+    """Return the family and the ecosystems of ``FROM:TO``, ``TO`` or ``FAMILY/FROM:TO``; None for what is not stated.
 
     Raises:
-        Refused: it is neither.
+        Refused: it is none of these.
     """
-    parts = [tables.ecosystem(part.strip()) for part in names.split(":")]
+    family, _, pair = names.strip().rpartition("/")
+    parts = [tables.ecosystem(part.strip()) for part in pair.split(":")]
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise Refused(f"expected FROM:TO, such as meta:hf, found {names!r}", hint="`ckptfix help names` lists both")
     if len(parts) == 2 and parts[0] == parts[1]:
         raise Refused(f"both sides of {names!r} are the same")
-    return (parts[0] if len(parts) == 2 else None), parts[-1]
+    return family or None, (parts[0] if len(parts) == 2 else None), parts[-1]
 
 
 class _opened:
@@ -138,6 +139,7 @@ def steps(
     old: str | None,
     new: str,
     *,
+    family: str | None = None,
     at: str | None = None,
     heads: Heads = NO_HEADS,
     rows: Sequence[Conversion] | None = None,
@@ -148,12 +150,15 @@ def steps(
     Every key must have a line. Of several tables, the one with the fewest lines that match no key is chosen.
 
     Args:
+        family: the table; by default the keys decide.
         rows: conversions in place of those of the package.
 
     Raises:
         Refused: none fits; the error names the first key that does not.
     """
-    known = tables.shipped() if rows is None else rows
+    known = [one for one in (tables.shipped() if rows is None else rows) if family in (None, one.family)]
+    if not known:
+        raise Refused(f"there is no table called {family!r}", hint=f"they are {', '.join(tables.FAMILIES)}")
     ways = list(tables.routes(known, old, new))
     if not ways:
         raise _unknown(known, old, new)
@@ -217,6 +222,11 @@ def _refusal(checkpoint: Checkpoint, keys: Sequence[str], count: int, key: str, 
         prefix = ".".join(front[:end])
         if not first.rules().unmatched([one[len(prefix) + 1 :] for one in keys])[0]:
             hint = f"all keys fit without the prefix {prefix!r}: run `ckptfix strip-module` with --prefix {prefix}"
+            break
+    fronts = {old.split(".")[0] for old in first.rules().lines}
+    for prefix in sorted(front for front in fronts if "{" not in front):
+        if not first.rules().unmatched([f"{prefix}.{one}" for one in keys])[0]:
+            hint = f"all keys fit below {prefix!r}: run `ckptfix add-module` with --prefix {prefix}"
             break
     more = f", and for {count - 1:,} more" if count > 1 else ""
     message = f"the table {first.family} has no line for {key!r} in names of {first.old}{more} of {len(keys):,} keys"

@@ -186,10 +186,9 @@ def _untied(made: TransformedTensors) -> list[Finding]:
 
 def lines_of(done: Transformed) -> list[str]:
     """Summarize what was done, in one or two sentences."""
-    line = f"made {plural(done.operations, 'tensor')} by rule"
     renamed = len(done.changes) - done.operations
-    if renamed:
-        line += f", renamed {plural(renamed, 'key')}"
+    said = [f"made {plural(done.operations, 'tensor')} by rule"] if done.operations or not renamed else []
+    line = ", ".join([*said, *([f"renamed {plural(renamed, 'key')}"] if renamed else [])])
     if done.references:
         line += f" (and {plural(done.references, 'reference')} of metadata and optimizers)"
     lines = [line]
