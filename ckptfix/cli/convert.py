@@ -8,7 +8,7 @@ import click
 
 from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import FileName, Written, writes
-from ckptfix.cli.shared.options import allow_unmatched_option, at_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option, names_options
 from ckptfix.formats.target import FormatName
 from ckptfix.ops import deploy
 from ckptfix.ops.writing import WriteOptions
@@ -36,6 +36,7 @@ from ckptfix.ops.writing import WriteOptions
     ),
     click.Option(["--unwrap"], is_flag=True, help="Remove the prefixes of wrappers, as `ckptfix unwrap`."),
     click.Option(["--strip-prefix"], metavar="P", help="Remove the prefix P, such as model., from the keys."),
+    *names_options(both=False),
     click.Option(["--keep"], metavar="GLOB", multiple=True, help="Keep the tensors whose keys in IN match."),
     click.Option(["--drop"], metavar="GLOB", multiple=True, help="Leave out the tensors whose keys in IN match."),
     allow_unmatched_option(),
@@ -76,14 +77,18 @@ def command(
     dtype: str | None,
     unwrap: bool,
     strip_prefix: str | None,
+    names: str | None,
+    heads: int | None,
+    kv_heads: int | None,
     keep: tuple[str, ...],
     drop: tuple[str, ...],
     allow_unmatched: bool,
 ) -> Written:
     """Convert IN to another container: torch zip (1.6 and later), torch legacy, safetensors, or shards of these.
 
-    --dtype, --unwrap, --strip-prefix, --keep and --drop make a model ready to deploy in the same pass, from any IN:
-    they choose tensors by the keys of IN, remove prefixes, and cast, as the commands of these names do one by one.
+    --dtype, --unwrap, --strip-prefix, --names, --keep and --drop make a model ready to deploy in the same pass, from
+    any IN: they choose tensors by the keys of IN, remove prefixes, give it the names of another library, and cast, as
+    the commands of these names do one by one.
 
     IN may be a folder from DeepSpeed, or one with the files of all ranks (FSDP, tensor parallelism); the shards are
     joined. With -o OUT, you can name several such files.
@@ -113,6 +118,9 @@ def command(
         dtype=dtype,
         unwrap=unwrap,
         strip_prefix=strip_prefix,
+        names=names,
+        heads=heads,
+        kv_heads=kv_heads,
         keep=keep,
         drop=drop,
         allow_unmatched=allow_unmatched,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ckptfix.cli.shared import reports, tables, values
-from ckptfix.cli.shared.common import file_argument, reads
+from ckptfix.cli.shared.common import FileName, file_argument, reads
 from ckptfix.cli.shared.console import Console, TextConsole
-from ckptfix.cli.shared.options import allow_unmatched_option, dequantized_option
+from ckptfix.cli.shared.options import allow_unmatched_option, dequantized_option, names_options
 from ckptfix.cli.shared.terminal_width import wrapped
 from ckptfix.errors import printable
 from ckptfix.io.source import shares_open_files
@@ -65,6 +65,9 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         help="Compare the state dicts at this address. Give it twice for different addresses in A and B.",
     ),
     dequantized_option(),
+    *names_options(),
+    click.Option(["--rules"], metavar="FILE", type=FileName(),
+                 help="A file of rules that A goes through before it is compared; with --names, the table."),
     click.Option(["--quick"], is_flag=True, help="Treat tensors with the same CRC-32 and size as equal, unread."),
     click.Option(
         ["--limit"],
@@ -96,6 +99,9 @@ def command(
     It compares keys, shapes, dtypes, devices, requires_grad, values bit for bit, and everything that is not a tensor.
     Keys that differ only by a wrapper's prefix are paired, and so are equal tensors under different keys. The exit code
     is 0 if both are the same, 1 if they differ.
+
+    With --names FROM:TO or --rules FILE, A goes through this conversion first, so that the result says whether B is
+    what `ckptfix rename` makes of A.
     """
 
     html = reports.checked(html, (a, b), force=force)

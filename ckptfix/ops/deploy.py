@@ -24,7 +24,7 @@ from ckptfix.ops.cast import cast as cast_tensors
 from ckptfix.ops.cast import dtype_of
 from ckptfix.ops.chain import Chain
 from ckptfix.ops.convert import ConvertResult
-from ckptfix.ops.rename import RenameResult, sites, strip_module, unwrap
+from ckptfix.ops.rename import RenameResult, apply_rules, sites, strip_module, unwrap
 from ckptfix.ops.select import select
 from ckptfix.ops.writing import Result, WriteOptions
 from ckptfix.urls import as_path
@@ -66,10 +66,32 @@ def _stripped(
     return done
 
 
+def _named(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    names: str,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    origin: StrPath | None = None,
+    at: str | None = None,
+    **how: Any,
+) -> RenameResult:
+    """Give the model the names of another library, with the sizes of the model beside the file `origin`."""
+    from ckptfix.align.fused import Heads
+    from ckptfix.ops.rename import by_table
+
+    route = by_table.route_of(source, names, at=at, heads=Heads(heads, kv_heads), origin=origin)
+    if len(route) > 1:
+        return by_table.in_steps(apply_rules, source, dest, route, WriteOptions(**how), at=at)
+    return apply_rules(source, dest, given=route[0].rules, at=at, **how)
+
+
 OPERATIONS = (
     Row("select", select, {"keep": "keep", "drop": "drop"}, ("allow_unmatched",)),
     Row("unwrap", unwrap, {"unwrap": ""}),
     Row("strip-module", _stripped, {"strip_prefix": "prefix"}, ("allow_unmatched",)),
+    Row("rename", _named, {"names": "names"}, ("heads", "kv_heads", "origin")),
     Row("cast", cast_tensors, {"dtype": "to"}),
 )
 """The operations in their order. Tensors are chosen first, by the keys of the input; they are cast last, as a command
@@ -103,6 +125,9 @@ def convert(
     dtype: str | None = None,
     unwrap: bool = False,
     strip_prefix: str | None = None,
+    names: str | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
     keep: Sequence[str] = (),
     drop: Sequence[str] = (),
     allow_unmatched: bool = False,
@@ -127,6 +152,9 @@ def convert(
             only; by default that in which the scheme's own code computes them.
         unwrap: remove the prefixes of known wrappers, as `unwrap` does.
         strip_prefix: remove this prefix from the keys, such as ``"model."``; it is an error if no key has it.
+        names: give the model the names and the layout of this ecosystem, such as ``"hf"``; also ``"meta:hf"``. See
+            `rename`, and `ckptfix help names`.
+        heads, kv_heads: as for `rename`.
         keep, drop: globs of keys, as in `select`; they match the keys of `source`.
         allow_unmatched: a glob or a prefix that matches no key is a finding, not an error.
         drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
@@ -148,6 +176,7 @@ def convert(
         to = "hf"
     asked = {"unwrap": unwrap, "strip_prefix": strip_prefix, "keep": keep, "drop": drop}
     asked |= {"allow_unmatched": allow_unmatched, "dtype": None if dequantize else dtype}
+    asked |= {"names": names, "heads": heads, "kv_heads": kv_heads, "origin": _first(source)}
     changes = list(operations(asked))
     given: dict[str, Any] = {
         "drop_unsupported": drop_unsupported,
@@ -175,6 +204,11 @@ def convert(
         shaping=shaping,
         headline=True,
     )
+
+
+def _first(source: StrPath | Sequence[StrPath]) -> StrPath | None:
+    """Return the file, or the first of several."""
+    return source if isinstance(source, str | os.PathLike) else next(iter(source), None)
 
 
 def _keeps_object(dest: StrPath, to: str | None) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptfix.arguments import Model, checks_types, is_model
 from ckptfix.errors import Refused, StrPath
+from ckptfix.findings.table import found
 from ckptfix.formats import open_checkpoint
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
@@ -37,6 +38,10 @@ def diff(
     quick: bool = False,
     at: str | tuple[str, str] | None = None,
     dequantized: bool = False,
+    names: str | None = None,
+    rules: StrPath | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare two checkpoints of any formats; see `DiffResult`.
@@ -52,9 +57,13 @@ def diff(
         quick: equal CRC-32 and size count as equal bytes.
         at: address of the state dicts to compare, one for both or one each.
         dequantized: compare the plain weights of a quantized model, on either side, instead of codes and scales.
+        names: compare A as it would be after ``rename(names=...)``, such as ``"meta:hf"``, with B.
+        rules: a file of rules that A goes through before it is compared; with `names`, the table.
+        heads, kv_heads: as for `rename`.
 
     Raises:
         NoSuchTensor: a file has no tensors at `at`, or `filter` matches nothing.
+        Refused: the rules do not fit A, or no table does.
     """
     from ckptfix.ops.diff.compare import diff as compared
 
@@ -63,10 +72,18 @@ def diff(
             raise Refused(f"{name} is {tolerance}, but must be a number of at least 0")
     sides = [_opened(side) for side in (a, b)]
     both = sides[0][0], sides[1][0]
+    after = ""
     if dequantized:
         from ckptfix.ops.dequantize.view import as_plain
 
         both = as_plain(*both)
+    if names is not None or rules is not None:
+        from ckptfix.align.fused import Heads
+        from ckptfix.ops.rename.by_table import between
+
+        first = at if at is None or isinstance(at, str) else at[0]
+        changed, after = between(both[0], names, rules, at=first, heads=Heads(heads, kv_heads))
+        both = changed, both[1]
     result = compared(
         *both,
         keys_only=keys_only,
@@ -79,6 +96,9 @@ def diff(
         at=at,
         progress=progress,
     )
+    if after:
+        message = f"A was compared as it is after the conversion {after}"
+        result = replace(result, notes=(*result.notes, found("note", message)))
     saved_a, saved_b = (saved for _, saved in sides)
     if saved_a is None and saved_b is None:
         return result

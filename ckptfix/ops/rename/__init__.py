@@ -185,9 +185,9 @@ def rename(
 
         route = by_table.route_of(source, names, rules, lines, at=at, heads=Heads(heads, kv_heads), reverse=reverse)
         if len(route) > 1:
-            return by_table.in_steps(_renamed, source, dest, route, how, at=at)
-        given = route[0].rules
-    return _renamed(
+            return by_table.in_steps(apply_rules, source, dest, route, how, at=at)
+        (given,) = (one.rules for one in route)
+    return apply_rules(
         *(source, dest),
         given=given,
         subs=subs,
@@ -199,7 +199,7 @@ def rename(
 
 
 @takes_any_source(name="rename")
-def _renamed(
+def apply_rules(
     source: StrPath,
     dest: StrPath | None = None,
     *,
@@ -215,7 +215,7 @@ def _renamed(
     link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
-    """Carry out `rename` with the rules `given`."""
+    """Write `source` to `dest` after the rules `given`; the rest as `rename`."""
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
         names = mapping if given is None else given.names

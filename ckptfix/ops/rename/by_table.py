@@ -58,7 +58,7 @@ class Step:
 
 
 def route_of(
-    source: StrPath,
+    source: StrPath | Checkpoint,
     names: str | None,
     rules: StrPath | None = None,
     lines: Sequence[str] = (),
@@ -66,7 +66,7 @@ def route_of(
     at: str | None = None,
     heads: Heads = NO_HEADS,
     reverse: bool = False,
-    origin: StrPath | None = None,
+    origin: StrPath | Checkpoint | None = None,
 ) -> tuple[Step, ...]:
     """Return the conversions for a checkpoint, one or two.
 
@@ -92,6 +92,23 @@ def route_of(
     family, old, new = pair_of(names)
     with _opened(source, at) as checkpoint:
         return steps(checkpoint, old, new, family=family, at=at, heads=heads, rows=own, origin=origin or source)
+
+
+def between(
+    checkpoint: Checkpoint,
+    names: str | None,
+    rules: StrPath | None,
+    *,
+    at: str | None = None,
+    heads: Heads = NO_HEADS,
+) -> tuple[Checkpoint, str]:
+    """Return a checkpoint as it would be after `names`, or after the lines of `rules`, and the conversions in words.
+
+    Raises:
+        CkptfixError: as `route_of` and `converted`.
+    """
+    route = route_of(checkpoint, names, rules, at=at, heads=heads)
+    return converted(checkpoint, route, at), " and ".join(str(one.conversion) for one in route)
 
 
 def _only(text: str, path: str) -> Conversion:
@@ -121,7 +138,7 @@ def pair_of(names: str) -> tuple[str | None, str | None, str]:
 class _opened:
     """A context with a checkpoint whose keys are looked at: unpacked if it is packed, the state dict of a module."""
 
-    def __init__(self, source: StrPath, at: str | None) -> None:
+    def __init__(self, source: StrPath | Checkpoint, at: str | None) -> None:
         self._source, self._at, self._stack = source, at, ExitStack()
 
     def __enter__(self) -> Checkpoint:
@@ -143,7 +160,7 @@ def steps(
     at: str | None = None,
     heads: Heads = NO_HEADS,
     rows: Sequence[Conversion] | None = None,
-    origin: StrPath | None = None,
+    origin: StrPath | Checkpoint | None = None,
 ) -> tuple[Step, ...]:
     """Return the conversions from the names of `old`, or of any ecosystem, to those of `new` that fit the checkpoint.
 
@@ -246,7 +263,7 @@ def _keys(checkpoint: Checkpoint, at: str | None) -> Iterable[str]:
     return dict.fromkeys(entry.key for entry in _entries(checkpoint, at))
 
 
-def json_beside_of(origin: StrPath | None, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
+def json_beside_of(origin: StrPath | Checkpoint | None, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
     """Return the object in a JSON file beside the file that the user named; empty if there is none."""
     path = checkpoint.path if origin is None or isinstance(origin, Checkpoint) else os.fspath(origin)
     try:
@@ -256,7 +273,7 @@ def json_beside_of(origin: StrPath | None, checkpoint: Checkpoint, name: str) ->
 
 
 def _sizes(
-    checkpoint: Checkpoint, way: Sequence[Conversion], heads: Heads, origin: StrPath | None
+    checkpoint: Checkpoint, way: Sequence[Conversion], heads: Heads, origin: StrPath | Checkpoint | None
 ) -> Mapping[str, int]:
     """Return the sizes that these conversions need, as far as they are known.
 
@@ -284,7 +301,7 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _holders(checkpoint: Checkpoint, origin: StrPath | None) -> Iterator[Mapping[str, Any]]:
+def _holders(checkpoint: Checkpoint, origin: StrPath | Checkpoint | None) -> Iterator[Mapping[str, Any]]:
     """Yield what may state the sizes of the model: files beside the checkpoint, then arguments in it."""
     for name in CONFIGS:
         config = json_beside_of(origin, checkpoint, name)
@@ -293,11 +310,17 @@ def _holders(checkpoint: Checkpoint, origin: StrPath | None) -> Iterator[Mapping
         yield inner if isinstance(inner, dict) else {}
     holders: dict[str, dict[str, Any]] = {}
     words = {word for names in SIZES.values() for word in names}
+    grouped: dict[str, object] = {}
     for place, value in checkpoint.values():
         above, _, name = place.rpartition("/")
         if name in words and _is_size(value):
             holders.setdefault(above, {})[name] = value
-    yield from holders.values()
+        if name == "group_query_attention":
+            grouped[above] = value
+    for above, holder in holders.items():
+        if grouped.get(above, True) is False:  # num_query_groups of Megatron's arguments counts only with it
+            holder.pop("num_query_groups", None)
+        yield holder
 
 
 def in_steps(
@@ -382,7 +405,3 @@ def _readable(entry: TensorEntry) -> TensorEntry:
     name = SplicedFile(f"{entry.name} (made)", [data.length], lambda _: SplicedPiece((data,)))
     return replace(entry, storage=replace(storage, data=name.place(0)))
 
-
-def sizes_known(checkpoint: Checkpoint, way: Sequence[Conversion]) -> Sizes:
-    """Return the sizes that are stated beside the checkpoint or in it."""
-    return _sizes(checkpoint, way, NO_HEADS, None)
