@@ -77,7 +77,7 @@ def _named(
     at: str | None = None,
     **how: Any,
 ) -> RenameResult:
-    """Give the model the names of another library, with the sizes of the model beside the file `origin`."""
+    """Write the model with the names of another library; its sizes are those stated beside the file `origin`."""
     from ckptfix.align.fused import Heads
     from ckptfix.ops.rename import by_table
 
@@ -174,7 +174,7 @@ def convert(
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     if to is None and shard_size is not None and not as_path(dest).suffix:
         to = "hf"
-    asked = {"unwrap": unwrap, "strip_prefix": strip_prefix, "keep": keep, "drop": drop}
+    asked: dict[str, Any] = {"unwrap": unwrap, "strip_prefix": strip_prefix, "keep": keep, "drop": drop}
     asked |= {"allow_unmatched": allow_unmatched, "dtype": None if dequantize else dtype}
     asked |= {"names": names, "heads": heads, "kv_heads": kv_heads, "origin": _first(source)}
     changes = list(operations(asked))

@@ -543,6 +543,7 @@ OPENED = {
     "cli/shared/exits.py": "the null device, in place of a closed output",
     "html/page.py": "the style and the script of pages, which are installed with the package",
     "docs/__init__.py": "documentation that is installed with the package",
+    "names/tables/__init__.py": "tables of names that are installed with the package",
     "loaders/tensors.py": "torch maps by name; that it is the file that was read is looked at afterwards",
 }
 """Modules that open files themselves, and why. All others read through `io.source`."""

@@ -57,7 +57,9 @@ def names_options(both: bool = True) -> tuple[click.Option, ...]:
             ["--heads"], type=click.IntRange(min=1), metavar="N",
             help="Number of query heads, for a table that needs it, if no config.json beside the file states it.",
         ),
-        click.Option(["--kv-heads"], type=click.IntRange(min=1), metavar="N", help="Number of heads of keys and values."),
+        click.Option(
+            ["--kv-heads"], type=click.IntRange(min=1), metavar="N", help="Number of key and value heads, if fewer."
+        ),
     )
 
 

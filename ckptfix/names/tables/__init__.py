@@ -50,7 +50,7 @@ _PAIR = re.compile(r"([a-z0-9][\w.-]*):([a-z0-9][\w.-]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
+class NameConversion:
     """The rules that lead from the names of one ecosystem to those of another.
 
     Attributes:
@@ -92,7 +92,7 @@ class Conversion:
         """The sizes of the model that its lines need."""
         return sizes_in(self.text)
 
-    def turned(self) -> Conversion:
+    def turned(self) -> NameConversion:
         """Return the conversion in the other direction."""
         return replace(self, backwards=not self.backwards)
 
@@ -109,11 +109,11 @@ class Conversion:
         return f"{self.family} {self.old}:{self.new}" if any(self.names) else self.path
 
 
-Route = tuple[Conversion, ...]
+Route = tuple[NameConversion, ...]
 """Conversions that lead from one ecosystem to another, one after another: one or two."""
 
 
-def conversions(text: str, path: str) -> tuple[Conversion, ...]:
+def conversions(text: str, path: str) -> tuple[NameConversion, ...]:
     """Return the conversions in `text`, the content of the file `path`; a file without ``# names:`` is one."""
     lines = text.split("\n")
     starts: list[tuple[int, tuple[str, str]]] = []
@@ -129,16 +129,16 @@ def conversions(text: str, path: str) -> tuple[Conversion, ...]:
         elif found[1] != "names":
             about[starts[-1][0] if starts else -1][found[1]] = found[2]
     if not starts:
-        return (Conversion(("", ""), path, text, about[-1]),)
+        return (NameConversion(("", ""), path, text, about[-1]),)
     ends = [number for number, _ in starts[1:]] + [len(lines)]
     return tuple(
-        Conversion(names, path, "\n" * start + "\n".join(lines[start:end]), {**about[-1], **about[start]})
+        NameConversion(names, path, "\n" * start + "\n".join(lines[start:end]), {**about[-1], **about[start]})
         for (start, names), end in zip(starts, ends, strict=True)
     )
 
 
 @cache
-def shipped() -> tuple[Conversion, ...]:
+def shipped() -> tuple[NameConversion, ...]:
     """Return the conversions of the package's tables."""
     texts = ((f"{name}.rules", files(__name__).joinpath(f"{name}.rules")) for name in FAMILIES)
     return tuple(one for name, file in texts for one in conversions(file.read_text(encoding="utf-8"), name))
@@ -149,12 +149,12 @@ def ecosystem(word: str) -> str:
     return OTHER_WORDS.get(word.lower(), word.lower())
 
 
-def ecosystems(rows: Iterable[Conversion]) -> tuple[str, ...]:
+def ecosystems(rows: Iterable[NameConversion]) -> tuple[str, ...]:
     """Return the ecosystems of these conversions, in order."""
     return tuple(dict.fromkeys(name for row in rows for name in row.names))
 
 
-def routes(rows: Sequence[Conversion], old: str | None, new: str) -> Iterator[Route]:
+def routes(rows: Sequence[NameConversion], old: str | None, new: str) -> Iterator[Route]:
     """Yield the ways from `old`, or from any ecosystem, to `new`: single conversions first.
 
     Two conversions follow each other only in one family.

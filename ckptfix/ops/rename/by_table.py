@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,9 +17,9 @@ from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name
 from ckptfix.formats import weights_of
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 from ckptfix.names import tables
-from ckptfix.names.rulefile import HEADS, Rules, Sizes
+from ckptfix.names.rulefile import HEADS, Rules
 from ckptfix.names.rules import NameRule
-from ckptfix.names.tables import Conversion, Route
+from ckptfix.names.tables import NameConversion, Route
 from ckptfix.ops import any_source
 from ckptfix.ops.any_source import PlannedCommand
 from ckptfix.ops.chain import Chain
@@ -43,10 +44,10 @@ NO_HEADS = Heads()
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RouteStep:
     """A conversion with its rules for one model."""
 
-    conversion: Conversion
+    conversion: NameConversion
     rules: Rules
 
     @property
@@ -67,7 +68,7 @@ def route_of(
     heads: Heads = NO_HEADS,
     reverse: bool = False,
     origin: StrPath | Checkpoint | None = None,
-) -> tuple[Step, ...]:
+) -> tuple[RouteStep, ...]:
     """Return the conversions for a checkpoint, one or two.
 
     Args:
@@ -81,13 +82,14 @@ def route_of(
         CkptfixError: the file of rules is malformed.
     """
     if names is None:
-        one = _only("\n".join(lines), "the lines") if lines else _only(text_in(file_name(rules)), file_name(rules))  # type: ignore[arg-type]
+        path = "the lines" if rules is None else file_name(rules)
+        one = _only("\n".join(lines) if rules is None else text_in(path), path)
         one = one.turned() if reverse else one
         made = one.rules()
         if not one.needs:
-            return (Step(one, made),)
+            return (RouteStep(one, made),)
         with _opened(source, at) as checkpoint:
-            return (Step(one, one.rules(_sizes(checkpoint, (one,), heads, origin or source))),)
+            return (RouteStep(one, one.rules(_sizes(checkpoint, (one,), heads, origin or source))),)
     own = None if rules is None else tables.conversions(text_in(file_name(rules)), file_name(rules))
     family, old, new = pair_of(names)
     with _opened(source, at) as checkpoint:
@@ -111,7 +113,7 @@ def between(
     return converted(checkpoint, route, at), " and ".join(str(one.conversion) for one in route)
 
 
-def _only(text: str, path: str) -> Conversion:
+def _only(text: str, path: str) -> NameConversion:
     """Return the one conversion of a file."""
     rows = tables.conversions(text, path)
     if len(rows) > 1:
@@ -124,7 +126,7 @@ def pair_of(names: str) -> tuple[str | None, str | None, str]:
     """Return the family and the ecosystems of ``FROM:TO``, ``TO`` or ``FAMILY/FROM:TO``; None for what is not stated.
 
     Raises:
-        Refused: it is none of these.
+        Refused: it has another form.
     """
     family, _, pair = names.strip().rpartition("/")
     parts = [tables.ecosystem(part.strip()) for part in pair.split(":")]
@@ -135,20 +137,14 @@ def pair_of(names: str) -> tuple[str | None, str | None, str]:
     return family or None, (parts[0] if len(parts) == 2 else None), parts[-1]
 
 
-class _opened:
-    """A context with a checkpoint whose keys are looked at: unpacked if it is packed, the state dict of a module."""
-
-    def __init__(self, source: StrPath | Checkpoint, at: str | None) -> None:
-        self._source, self._at, self._stack = source, at, ExitStack()
-
-    def __enter__(self) -> Checkpoint:
-        if isinstance(self._source, Checkpoint):
-            return self._source
-        path = os.fspath(self._source)
-        return any_source.as_state_dict(path, path, self._at, self._stack)
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+@contextmanager
+def _opened(source: StrPath | Checkpoint, at: str | None) -> Iterator[Checkpoint]:
+    """Open a checkpoint whose keys are looked at: unpacked if it is packed, the state dict of a whole module."""
+    if isinstance(source, Checkpoint):
+        yield source
+        return
+    with ExitStack() as stack:
+        yield any_source.as_state_dict(os.fspath(source), os.fspath(source), at, stack)
 
 
 def steps(
@@ -159,12 +155,12 @@ def steps(
     family: str | None = None,
     at: str | None = None,
     heads: Heads = NO_HEADS,
-    rows: Sequence[Conversion] | None = None,
+    rows: Sequence[NameConversion] | None = None,
     origin: StrPath | Checkpoint | None = None,
-) -> tuple[Step, ...]:
+) -> tuple[RouteStep, ...]:
     """Return the conversions from the names of `old`, or of any ecosystem, to those of `new` that fit the checkpoint.
 
-    Every key must have a line. Of several tables, the one with the fewest lines that match no key is chosen.
+    Every key must have a line. If several tables fit, the one with the fewest lines that match no key is chosen.
 
     Args:
         family: the table; by default the keys decide.
@@ -202,7 +198,7 @@ def steps(
     _, _, way = min(named, key=lambda row: row[:2])
     sizes = _sizes(checkpoint, way, heads, origin)
     with about(checkpoint.path):
-        made = tuple(Step(one, one.rules(sizes)) for one in way)
+        made = tuple(RouteStep(one, one.rules(sizes)) for one in way)
     _refuse_widths(checkpoint, made[0].rules, at)
     return made
 
@@ -221,7 +217,7 @@ def _refuse_widths(checkpoint: Checkpoint, rules: Rules, at: str | None) -> None
         raise Refused(message, path=checkpoint.path, hint="state the numbers of heads with --heads N --kv-heads N")
 
 
-def _unknown(rows: Sequence[Conversion], old: str | None, new: str) -> Refused:
+def _unknown(rows: Sequence[NameConversion], old: str | None, new: str) -> Refused:
     known = tables.ecosystems(rows)
     odd = next((name for name in (old, new) if name is not None and name not in known), None)
     if odd is not None:
@@ -234,9 +230,11 @@ def _refusal(checkpoint: Checkpoint, keys: Sequence[str], count: int, key: str, 
     """Return the error for a checkpoint that no table covers: the nearest one, and the first key that it lacks."""
     first = way[0]
     hint = "with --map FILE, --names takes a table of your own"
-    front = os.path.commonprefix([one.split(".")[:-1] for one in keys])
-    for end in range(1, len(front) + 1):
-        prefix = ".".join(front[:end])
+    parts = keys[0].split(".")[:-1]
+    for end in range(1, len(parts) + 1):
+        prefix = ".".join(parts[:end])
+        if not all(one.startswith(f"{prefix}.") for one in keys):
+            break
         if not first.rules().unmatched([one[len(prefix) + 1 :] for one in keys])[0]:
             hint = f"all keys fit without the prefix {prefix!r}: run `ckptfix strip-module` with --prefix {prefix}"
             break
@@ -273,7 +271,7 @@ def json_beside_of(origin: StrPath | Checkpoint | None, checkpoint: Checkpoint, 
 
 
 def _sizes(
-    checkpoint: Checkpoint, way: Sequence[Conversion], heads: Heads, origin: StrPath | Checkpoint | None
+    checkpoint: Checkpoint, way: Sequence[NameConversion], heads: Heads, origin: StrPath | Checkpoint | None
 ) -> Mapping[str, int]:
     """Return the sizes that these conversions need, as far as they are known.
 
@@ -327,7 +325,7 @@ def in_steps(
     function: Callable[..., R],
     source: StrPath,
     dest: StrPath | None,
-    route: Sequence[Step],
+    route: Sequence[RouteStep],
     how: WriteOptions,
     *,
     at: str | None,
@@ -349,7 +347,8 @@ def in_steps(
 
     commands = [PlannedCommand(one.words, function, {"given": one.rules, "at": at}) for one in route]
     made: R = any_source.carry_out(source, dest, commands, finish, replace(how, link=False), at=at)
-    return made
+    # In a chain, the conversions around this one say what becomes what.
+    return replace(made, lines=tuple(line for line in made.lines if not line.startswith("input: ")))
 
 
 def _last(last: Any, first: Any, **fields: Any) -> Any:
@@ -359,7 +358,7 @@ def _last(last: Any, first: Any, **fields: Any) -> Any:
     return replace(last, changes=tuple(changes), references=first.references, **fields)
 
 
-def converted(checkpoint: Checkpoint, route: Sequence[Step], at: str | None = None) -> Checkpoint:
+def converted(checkpoint: Checkpoint, route: Sequence[RouteStep], at: str | None = None) -> Checkpoint:
     """Return the checkpoint with the keys and tensors after these conversions; nothing is computed before it is read.
 
     Raises:
@@ -378,22 +377,22 @@ def _after(checkpoint: Checkpoint, rules: Rules, at: str | None) -> Checkpoint:
             made.add(checkpoint, site, {key: key for key in site.names})
     entries: list[TensorEntry] = []
     changed = {site.at: site for site in made.sites}
-    for site in made.sites:
-        for old, (new, entry) in site.after():
+    for one in made.sites:
+        for old, (new, entry) in one.after():
             if entry is not None:
                 entries.append(_readable(entry))
-            elif old in site.entries:
-                entries.append(replace(site.entries[old], key=new))
+            elif old in one.entries:
+                entries.append(replace(one.entries[old], key=new))
     entries += [entry for entry in checkpoint.entries if entry.at not in changed]
-    names = {
-        site.at: tuple(new for _, (new, _) in changed[site.at].after()) for site in checkpoint.sites if site.at in changed
-    }
+    names = {at: tuple(new for _, (new, _) in one.after()) for at, one in changed.items()}
     lists = [
         replace(one, names=names[one.at]) if one.kind == "state_dict" and one.at in names else one
         for one in checkpoint.sites
     ]
     fixed = tuple(entries)
-    return replace(checkpoint, load_entries=lambda: fixed, sites=tuple(lists))
+    counts = Counter(entry.at for entry in fixed)
+    states = tuple(replace(state, tensors=counts[state.at]) for state in checkpoint.state_dicts)
+    return replace(checkpoint, load_entries=lambda: fixed, sites=tuple(lists), state_dicts=states)
 
 
 def _readable(entry: TensorEntry) -> TensorEntry:

@@ -1,0 +1,93 @@
+"""The tables of names on small models: the names and shapes that the libraries have, and equal bytes back.
+
+`library_names.json` holds keys and shapes of models with one layer, as the libraries build them (the versions are in
+the tables): ``family -> ecosystem -> key -> shape``. Of the UNets, biases and the insides of attention are left out.
+`DIGESTS` holds the values of each conversion, from a run in which tests/real/test_name_tables.py passed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import ckptfix
+from ckptfix.names import tables
+from ckptfix.names.tables import NameConversion
+
+HERE = Path(__file__).parent
+NAMES: dict[str, dict[str, dict[str, list[int]]]] = json.loads((HERE / "library_names.json").read_text("utf-8"))
+DIGESTS: dict[str, str] = json.loads((HERE / "library_digests.json").read_text("utf-8"))
+
+ROWS: dict[str, NameConversion] = {}
+for _one in tables.shipped():
+    _name = f"{_one.family} {':'.join(_one.names)}"
+    ROWS[f"{_name} (other)" if _name in ROWS else _name] = _one
+HUBS = ("hf", "diffusers")
+
+
+@cache
+def hub_of(family: str) -> str:
+    return next(name for name in HUBS if name in NAMES[family])
+
+
+def made(family: str) -> dict[str, np.ndarray]:
+    """The tensors of a small model in the names of the hub; no two elements of it are the same."""
+    found, start = {}, 0
+    for key, shape in NAMES[family][hub_of(family)].items():
+        count = int(np.prod(shape))
+        found[key] = np.arange(start, start + count, dtype=np.int32).reshape(shape)
+        start += count
+    return found
+
+
+def heads_of(family: str) -> dict[str, int]:
+    needs = {name for one in tables.shipped() if one.family == family for name in one.needs}
+    return {"heads": 4, **({"kv_heads": 2} if "kv" in needs else {})} if needs else {}
+
+
+def digest(tensors: dict[str, np.ndarray]) -> str:
+    text = hashlib.sha256()
+    for key in sorted(tensors):
+        text.update(f"{key} {tensors[key].shape} ".encode() + tensors[key].tobytes())
+    return text.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_names_and_bytes(name: str, tmp_path: Path) -> None:
+    row = ROWS[name]
+    hub = hub_of(row.family)
+    other = next(one for one in row.names if one != hub)
+    rules = tmp_path / "own.rules"  # alternatives of one pair are tried alone, as a user's own file
+    rules.write_text(row.text)
+    start = made(row.family)
+    save_file(start, tmp_path / "hub.safetensors")
+    ways = {"there": f"{hub}:{other}", "back": f"{other}:{hub}"}
+    files = [tmp_path / f"{one}.safetensors" for one in ("hub", "there", "back")]
+    for (way, names), source, dest in zip(ways.items(), files, files[1:], strict=False):
+        done = ckptfix.rename(source, dest, names=names, rules=rules, **heads_of(row.family))
+        assert done.exit_code == 0 and not done.left_out, way
+    there, back = load_file(files[1]), load_file(files[2])
+    known = NAMES[row.family].get(other)
+    if known is not None and not name.endswith("(other)"):
+        assert {key: list(value.shape) for key, value in there.items()} == known
+    assert back.keys() == start.keys() and all(np.array_equal(back[key], value) for key, value in start.items())
+    assert digest(there) == DIGESTS[name]
+
+
+def test_every_table_is_listed_and_described() -> None:
+    folder = Path(tables.__file__).parent
+    assert sorted(path.stem for path in folder.glob("*.rules")) == sorted(tables.FAMILIES)
+    for one in tables.shipped():
+        assert {"family", "models", "versions", "source"} <= one.about.keys(), one
+        assert one.family == one.path.removesuffix(".rules")
+        assert hub_of(one.family) in one.names
+
+
+def test_every_row_has_a_digest() -> None:
+    assert DIGESTS.keys() == ROWS.keys()
