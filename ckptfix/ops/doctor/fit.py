@@ -31,6 +31,7 @@ from ckptfix.ops.doctor.message_side import LORA, PRUNED, pruned
 from ckptfix.ops.match import aligned, refuse_codes
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.quantized import quantization_of
+from ckptfix.ops.rename import by_table
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
 
 _ABOUT_NAMES = (
@@ -126,7 +127,10 @@ def _remedy(
             refuse_codes(checkpoint, side, matching, operations, drop_unexpected="drop_unexpected" in options)
             return plain_step.having(**options)
     asks = operations.refused and "--heads" in operations.questions[-1]
-    return _HEADS if asks and not matching.missing and not matching.ambiguous else None
+    if not asks or matching.missing or matching.ambiguous:
+        return None
+    names = by_table.names_for(checkpoint, {slot.name: slot.shape for slot in target.slots}, side.at)
+    return step("rename", names=names)[0] if names else _HEADS
 
 
 def _takes_codes(

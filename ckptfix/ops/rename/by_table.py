@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -111,6 +111,22 @@ def between(
     """
     route = route_of(checkpoint, names, rules, at=at, heads=heads)
     return converted(checkpoint, route, at), " and ".join(str(one.conversion) for one in route)
+
+
+def names_for(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], at: str | None = None) -> str | None:
+    """Return the ``FROM:TO`` of the package's tables after which a checkpoint has these keys and shapes; None without.
+
+    The sizes that the table needs must be known.
+    """
+    keys = list(_keys(checkpoint, at))
+    rows = [row for one in tables.shipped() for row in (one, one.turned())]
+    for old, new in dict.fromkeys((row.old, row.new) for row in rows if not row.rules().unmatched(keys)[0]):
+        with suppress(CkptfixError):
+            after = converted(checkpoint, steps(checkpoint, old, new, at=at), at)
+            made = {entry.key: entry.shape for entry in _entries(after, at)}
+            if made and all(wanted.get(key) == shape for key, shape in made.items()):
+                return f"{old}:{new}"
+    return None
 
 
 def _only(text: str, path: str) -> NameConversion:
