@@ -12,6 +12,7 @@ TOPICS: dict[str, str] = {
     "python": "Loading into a model, and the commands as functions.",
     "recipes": "Recipes by task: for files that do not load, do not fit or were cut off.",
     "rules": "Rules files: rename keys; split, join and reshape tensors.",
+    "names": "One model's keys in Meta's, transformers', Megatron's and other code.",
     "remote": "Checkpoints in buckets, on the hub and on web servers.",
     "fleets": "Thousands of checkpoints: planned, resumed, reported.",
     "ranks": "One checkpoint written by several processes: torchrun, Slurm.",
