@@ -78,14 +78,14 @@ def files_of(model: Any, folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "saved/model.safetensors")
 
 
-def converted(state: dict[str, Tensor], names: str, folder: Path, **heads: int) -> dict[str, Tensor]:
+def converted(state: dict[str, Tensor], names: str, folder: Path, **heads: Any) -> dict[str, Tensor]:
     """The tensors after `names`; the way back must give equal bytes, and diff must find nothing."""
     old, new = names.split(":")
     files = [folder / f"{one}.pth" for one in (old, new, "back")]
     torch.save(dict(state), files[0])
-    ckptfix.rename(files[0], files[1], names=names, force=True, **heads)  # type: ignore[arg-type]
-    ckptfix.rename(files[1], files[2], names=f"{new}:{old}", force=True, **heads)  # type: ignore[arg-type]
-    assert ckptfix.diff(files[0], files[1], names=names, **heads).same  # type: ignore[arg-type]
+    ckptfix.rename(files[0], files[1], names=names, force=True, **heads)
+    ckptfix.rename(files[1], files[2], names=f"{new}:{old}", force=True, **heads)
+    assert ckptfix.diff(files[0], files[1], names=names, **heads).same
     made: dict[str, Tensor]
     made, back = (torch.load(file, weights_only=True) for file in files[1:])
     left = {name for name in state if name not in back}

@@ -11,14 +11,18 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import ckptfix
 from ckptfix.names import tables
 from ckptfix.names.tables import NameConversion
+
+Array = npt.NDArray[np.int32]
 
 HERE = Path(__file__).parent
 NAMES: dict[str, dict[str, dict[str, list[int]]]] = json.loads((HERE / "library_names.json").read_text("utf-8"))
@@ -36,7 +40,7 @@ def hub_of(family: str) -> str:
     return next(name for name in HUBS if name in NAMES[family])
 
 
-def made(family: str) -> dict[str, np.ndarray]:
+def made(family: str) -> dict[str, Array]:
     """The tensors of a small model in the names of the hub; no two elements of it are the same."""
     found, start = {}, 0
     for key, shape in NAMES[family][hub_of(family)].items():
@@ -46,12 +50,12 @@ def made(family: str) -> dict[str, np.ndarray]:
     return found
 
 
-def heads_of(family: str) -> dict[str, int]:
+def heads_of(family: str) -> dict[str, Any]:
     needs = {name for one in tables.shipped() if one.family == family for name in one.needs}
     return {"heads": 4, **({"kv_heads": 2} if "kv" in needs else {})} if needs else {}
 
 
-def digest(tensors: dict[str, np.ndarray]) -> str:
+def digest(tensors: dict[str, Array]) -> str:
     text = hashlib.sha256()
     for key in sorted(tensors):
         text.update(f"{key} {tensors[key].shape} ".encode() + tensors[key].tobytes())

@@ -53,11 +53,11 @@ def names_options(both: bool = True) -> tuple[click.Option, ...]:
         click.Option(
             ["--names"], metavar="FROM:TO" if both else "[FROM:]TO", shell_complete=values.names, help=table
         ),
-        click.Option(
+        CommonOption(
             ["--heads"], type=click.IntRange(min=1), metavar="N",
             help="Number of query heads, for a table that needs it, if no config.json beside the file states it.",
         ),
-        click.Option(
+        CommonOption(
             ["--kv-heads"], type=click.IntRange(min=1), metavar="N", help="Number of key and value heads, if fewer."
         ),
     )

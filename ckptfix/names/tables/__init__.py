@@ -102,11 +102,20 @@ class NameConversion:
         Raises:
             CkptfixError: a line is malformed or has no inverse, or a size is not stated.
         """
+        if sizes is ANY_SIZE:
+            return _matching(self.text, self.path, any(self.names), self.backwards)
         rules = read(self.text, self.path, sizes, table=any(self.names))
         return rules.reversed() if self.backwards else rules
 
     def __str__(self) -> str:
         return f"{self.family} {self.old}:{self.new}" if any(self.names) else self.path
+
+
+@cache
+def _matching(text: str, path: str, table: bool, backwards: bool) -> Rules:
+    """Return rules that only match keys, whatever the sizes: several questions need those of every table."""
+    rules = read(text, path, table=table)
+    return rules.reversed() if backwards else rules
 
 
 Route = tuple[NameConversion, ...]

@@ -325,6 +325,10 @@ def _holders(checkpoint: Checkpoint, origin: StrPath | Checkpoint | None) -> Ite
     holders: dict[str, dict[str, Any]] = {}
     words = {word for names in SIZES.values() for word in names}
     grouped: dict[str, object] = {}
+    if origin is not None and not isinstance(origin, Checkpoint):
+        # A planned file may be in a format that holds tensors alone.
+        with suppress(CkptfixError):
+            checkpoint = formats.open_checkpoint(formats.located(os.fspath(origin)))
     for place, value in checkpoint.values():
         above, _, name = place.rpartition("/")
         if name in words and _is_size(value):
