@@ -84,7 +84,7 @@ def command(
     drop: tuple[str, ...],
     allow_unmatched: bool,
 ) -> Written:
-    """Convert IN to another container: torch zip (1.6 and later), torch legacy, safetensors, or shards of these.
+    """Convert IN to another container: torch zip, torch legacy, safetensors, or shards of these.
 
     --dtype, --unwrap, --strip-prefix, --names, --keep and --drop make a model ready to deploy in the same pass, from
     any IN: they choose tensors by the keys of IN, remove prefixes, give it the names of another library, and cast, as
@@ -93,7 +93,7 @@ def command(
     IN may be a folder from DeepSpeed, or one with the files of all ranks (FSDP, tensor parallelism); the shards are
     joined. With -o OUT, you can name several such files.
 
-    Between zip and legacy nothing is lost, as both hold the same. safetensors holds one state dict: the one found, or
+    Between zip (1.6 and later) and legacy nothing is lost, as both hold the same. safetensors holds one state dict: the one found, or
     the one that --at names; the rest of the file is listed. Tied tensors are tied again on the way back. With --at, a
     torch file holds that state dict alone.
 
