@@ -93,9 +93,9 @@ def command(
     IN may be a folder from DeepSpeed, or one with the files of all ranks (FSDP, tensor parallelism); the shards are
     joined. With -o OUT, you can name several such files.
 
-    Between zip (1.6 and later) and legacy nothing is lost, as both hold the same. safetensors holds one state dict: the one found, or
-    the one that --at names; the rest of the file is listed. Tied tensors are tied again on the way back. With --at, a
-    torch file holds that state dict alone.
+    Between zip (1.6 and later) and legacy nothing is lost, as both hold the same. safetensors holds one state dict: the
+    one found, or the one that --at names; the rest of the file is listed. Tied tensors are tied again on the way back.
+    With --at, a torch file holds that state dict alone.
 
     hf writes OUT as a folder of safetensors shards and their index, as transformers does. IN may be such a folder, also
     with pytorch_model.bin shards, and so may the input of every other command.
