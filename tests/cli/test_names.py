@@ -167,6 +167,16 @@ def test_a_table_of_ones_own(cli: Cli, llama: Path, tmp_path: Path) -> None:
     assert done.exit_code == 2 and "hf:mine, hf:other" in done.stderr
 
 
+def test_doctor_names_the_table_of_a_message(cli: Cli, llama: Path, tmp_path: Path) -> None:
+    """The heads are not known, and the model is not there."""
+    meta = tmp_path / "meta.pth"
+    cli("rename", llama, meta, "--names", "hf:meta", *HEADS)
+    sides = ("Missing", LLAMA), ("Unexpected", torch.load(meta, weights_only=True))
+    lines = [f"\t{side} key(s) in state_dict: {', '.join(map(json.dumps, names))}. " for side, names in sides]
+    done = cli("doctor", meta, "--error", "Error(s) in loading state_dict for LlamaForCausalLM:\n" + "\n".join(lines))
+    assert "--names meta:hf --heads N" in done.stdout
+
+
 def test_doctor_proposes_the_table(cli: Cli, llama: Path, tmp_path: Path) -> None:
     meta = tmp_path / "in/meta.pth"
     cli("rename", llama, meta, "--names", "hf:meta", *HEADS)

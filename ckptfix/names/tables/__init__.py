@@ -163,6 +163,13 @@ def ecosystems(rows: Iterable[NameConversion]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for row in rows for name in row.names))
 
 
+def pair_for(keys: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """Return the ``FROM:TO`` of the first conversion of the package that has lines for `keys` and makes `wanted`."""
+    both = [way for row in shipped() for way in (row, row.turned())]
+    fits = [row for row in both if not row.rules().unmatched(keys)[0]]
+    return next((f"{row.old}:{row.new}" for row in fits if not row.turned().rules().unmatched(wanted)[0]), None)
+
+
 def routes(rows: Sequence[NameConversion], old: str | None, new: str) -> Iterator[Route]:
     """Yield the ways from `old`, or from any ecosystem, to `new`: single conversions first.
 

@@ -18,7 +18,7 @@ from ckptfix.findings.message_names import Listed, Prefix, Shape, ShapeConflict
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.steps import Fix, Value, step
 from ckptfix.findings.table import found
-from ckptfix.names import averaged_keys, bases, library_names, lines, no_weights, rules, spellings, typed
+from ckptfix.names import averaged_keys, bases, library_names, lines, no_weights, rules, spellings, tables, typed
 from ckptfix.names.operations import HALF, INTERLEAVED, Operation
 from ckptfix.names.slots import Slot
 from ckptfix.names.wrappers import WRAPPERS
@@ -398,10 +398,13 @@ def _rotary(
     layout = HALF if rows[0][0] in near[0] else INTERLEAVED
     heads = heads_of(checkpoint)
     if heads is None or any(side.shapes[old][0] % (2 * heads[bool(_KEYS.search(new))]) for old, new in rows):
-        return (
-            "the rows of queries and keys are in a different order too, because only one side rotates neighboring "
-            "values: with the model, and its number of heads: ckptfix match {source} OUT --like MODEL --heads N"
-        )
+        pair = tables.pair_for(list(side.shapes), names.missing)
+        why = "the rows of queries and keys are in a different order too, because only one side rotates neighboring "
+        if pair is not None:
+            names = f"--names {pair} --heads N --kv-heads N"
+            return f"{why}values: with the numbers of heads: ckptfix rename {{source}} OUT {names}"
+        way = "ckptfix match {source} OUT --like MODEL --heads N"
+        return f"{why}values: with the model, and its number of heads: {way}"
     made = [(new, new, f"| rope heads={heads[bool(_KEYS.search(new))]} to={layout}") for _, new in rows]
     answer.lines += [f"{old} -> {new} {end}" for old, new, end in lines.joined(made)]
     return None
