@@ -192,6 +192,8 @@ def steps(
     if not ways:
         raise _unknown(known, old, new)
     keys = list(_keys(checkpoint, at))
+    if not keys:
+        raise Refused("it has no tensors to rename", path=checkpoint.path)
     kind = json_beside_of(origin, checkpoint, "config.json").get("model_type")
     fits: list[tuple[int, int, Route]] = []
     misfits: list[tuple[int, int, str, Route]] = []
@@ -299,6 +301,8 @@ def _sizes(
         return {}
     found = {name: value for name, value in zip(HEADS, (heads.query, heads.kv), strict=True) if value is not None}
     for holder in _holders(checkpoint, origin):
+        if needs <= found.keys():
+            break
         for name in needs - found.keys():
             value = next((holder[word] for word in SIZES.get(name, (name,)) if _is_size(holder.get(word))), None)
             if value is not None:
@@ -322,13 +326,18 @@ def _holders(checkpoint: Checkpoint, origin: StrPath | Checkpoint | None) -> Ite
         inner = config.get("text_config")
         yield config
         yield inner if isinstance(inner, dict) else {}
-    holders: dict[str, dict[str, Any]] = {}
-    words = {word for names in SIZES.values() for word in names}
-    grouped: dict[str, object] = {}
     if origin is not None and not isinstance(origin, Checkpoint):
         # A planned file may be in a format that holds tensors alone.
         with suppress(CkptfixError):
             checkpoint = formats.open_checkpoint(formats.located(os.fspath(origin)))
+    yield from _arguments(checkpoint)
+
+
+def _arguments(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
+    """Yield the mappings and objects in a checkpoint that state sizes of the model."""
+    holders: dict[str, dict[str, Any]] = {}
+    words = {word for names in SIZES.values() for word in names}
+    grouped: dict[str, object] = {}
     for place, value in checkpoint.values():
         above, _, name = place.rpartition("/")
         if name in words and _is_size(value):
