@@ -401,8 +401,8 @@ def _rotary(
         pair = tables.pair_for(list(side.shapes), names.missing)
         why = "the rows of queries and keys are in a different order too, because only one side rotates neighboring "
         if pair is not None:
-            names = f"--names {pair} --heads N --kv-heads N"
-            return f"{why}values: with the numbers of heads: ckptfix rename {{source}} OUT {names}"
+            options = f"--names {pair} --heads N --kv-heads N"
+            return f"{why}values: with the numbers of heads: ckptfix rename {{source}} OUT {options}"
         way = "ckptfix match {source} OUT --like MODEL --heads N"
         return f"{why}values: with the model, and its number of heads: {way}"
     made = [(new, new, f"| rope heads={heads[bool(_KEYS.search(new))]} to={layout}") for _, new in rows]
