@@ -277,6 +277,16 @@ _TABLE = (
         behind=True,
     ),
     Command(
+        "lora", "Change", "Describe adapters (LoRA), and merge them into their base.",
+        example="ckptfix lora merge base/ adapter/ -o merged/",
+        not_in_a_fleet="it makes one output from several inputs",
+        other_words=("peft", "adapter", "adapters", "dora", "merge-lora", "merge-and-unload", "kohya"),
+        examples=(
+            "ckptfix lora info adapter_model.safetensors",
+        ),
+        behind=True,
+    ),
+    Command(
         "set-metadata", "Change", "Change the metadata of a safetensors file.",
         example="ckptfix set-metadata model.safetensors named.safetensors --set license=apache-2.0",
         home="ops.set_metadata", cli="values.set_metadata", writes=True, word="described", in_place=True,

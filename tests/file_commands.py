@@ -62,6 +62,7 @@ READS = {
     "diff": ["diff", "{torch}", "{safetensors}"],
     "git": ["git", "textconv", "{torch}"],
     "fleet": ["fleet", "status", "{plan}"],
+    "lora": ["lora", "--help"],
     "completion": ["completion", "bash"],
     "help": ["help", "recipes"],
 }

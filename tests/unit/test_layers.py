@@ -46,7 +46,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ),
     ("choose", "hazards"),
     ("dequantize", "rank_shards", "writing"),
-    ("chain",),
+    ("adapter", "chain"),
     ("any_source",),
     ("average", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("cast", "select", "set_metadata", "slim", "target", "undo"),

@@ -1,0 +1,29 @@
+"""ckptfix lora: adapters as checkpoints."""
+
+from __future__ import annotations
+
+import click
+
+from ckptfix.cli.lora.info import info
+from ckptfix.cli.lora.merge import merge
+from ckptfix.cli.shared.help_text import ShortHelp
+from ckptfix.command_table import COMMANDS
+
+
+class Lora(ShortHelp, click.Group):
+    """The command group of the commands for adapters."""
+
+    examples = COMMANDS["lora"].all_examples
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Group.format_options(self, ctx, formatter)
+
+
+command = Lora(
+    "lora",
+    commands=[info, merge],
+    help="""Describe adapters (LoRA, DoRA, LoHa, LoKr), and merge them into their base.
+
+    The layouts of PEFT, kohya, ComfyUI, diffusers (old and new), torchtune, LitGPT and MLX are recognized by their keys.
+    """,
+)
