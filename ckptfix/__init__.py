@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.extract import extract as extract
     from ckptfix.ops.fix import fix as fix
     from ckptfix.ops.inspect import inspect as inspect
+    from ckptfix.ops.lora.convert import lora_convert as lora_convert
     from ckptfix.ops.lora.info import lora_info as lora_info
     from ckptfix.ops.lora.merge import lora_merge as lora_merge
     from ckptfix.ops.match import match as match
@@ -75,6 +76,7 @@ _HOMES = {
     "load_into": "loaders",
     "load_optimizer": "loaders",
     "load_state_dict": "loaders",
+    "lora_convert": "ops.lora.convert",
     "lora_info": "ops.lora.info",
     "lora_merge": "ops.lora.merge",
     "open_checkpoint": "formats",

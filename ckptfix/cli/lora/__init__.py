@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ckptfix.cli.lora.convert import convert
 from ckptfix.cli.lora.info import info
 from ckptfix.cli.lora.merge import merge
 from ckptfix.cli.shared.help_text import ShortHelp
@@ -21,7 +22,7 @@ class Lora(ShortHelp, click.Group):
 
 command = Lora(
     "lora",
-    commands=[info, merge],
+    commands=[info, merge, convert],
     help="""Describe adapters (LoRA, DoRA, LoHa, LoKr), and merge them into their base.
 
     The layouts of PEFT, kohya, ComfyUI, diffusers (old and new), torchtune, LitGPT and MLX are recognized by their keys.

@@ -34,11 +34,19 @@ def writing(name: str, *params: click.Parameter, examples: Sequence[str]) -> Cal
 
     def decorate(function: Callable[..., Any]) -> Any:
         def callback(
-            console: Console, /, *, output: str | None, force: bool, backup: bool, dry_run: bool, **options: Any
+            console: Console,
+            /,
+            *,
+            output: str | None,
+            force: bool,
+            backup: bool,
+            dry_run: bool,
+            dest: str | None = None,
+            **options: Any,
         ) -> int:
             from ckptfix.ops.writing import WriteOptions
 
-            out = where_to(None, output)
+            out = where_to(dest, output)
             with console.progress("flushing to disk", ("writing",)) as progress:
                 how = WriteOptions(force=force or backup, keep_old=backup, dry_run=dry_run, progress=progress)
                 result = function(out, how, **options)

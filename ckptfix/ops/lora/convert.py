@@ -1,0 +1,236 @@
+"""``ckptfix.lora_convert``: the same adapter in the layout of another library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ckptfix.arguments import checks_types
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.errors import Refused, StrPath, about
+from ckptfix.formats import without_optimizer
+from ckptfix.io.read import Progress
+from ckptfix.io.source import shares_open_files
+from ckptfix.names import adapters as names_of
+from ckptfix.names.adapters import TITLES
+from ckptfix.ops import choose
+from ckptfix.ops.adapter import DIFFUSERS, Adapter, AdapterModule
+from ckptfix.ops.any_source import as_state_dict
+from ckptfix.ops.audit.promise import Promise
+from ckptfix.ops.dequantize.layout import numbers
+from ckptfix.ops.lora.layouts import To, WrittenModule, Writer, as_diffusers, made, plan, with_dots
+from ckptfix.ops.lora.merge import opened
+from ckptfix.ops.lora.targets import Base, refuse_others, resolved
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file
+from ckptfix.words import plural, some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LoraConvertResult(Result):
+    """The result of a conversion of an adapter.
+
+    Attributes:
+        layout: of the input.
+        to: of the output.
+        modules: name of a module in the input -> its first key in the output, without the suffix.
+        folded: number of modules whose scale became a part of a factor.
+        config: adapter_config.json, where the layout has one.
+    """
+
+    layout: str = ""
+    to: str = ""
+    modules: Mapping[str, str]
+    folded: int = 0
+    config: Mapping[str, Any] | None = None
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "layout": self.layout,
+            "to": self.to,
+            "modules": [{"name": name, "new": new} for name, new in self.modules.items()],
+            "folded": self.folded,
+            "config": None if self.config is None else dict(self.config),
+        }
+
+
+@checks_types
+@shares_open_files()
+def lora_convert(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    to: To,
+    like: StrPath | None = None,
+    prefix: str | None = None,
+    alpha: float | None = None,
+    adapter: str | None = None,
+    at: str | None = None,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> LoraConvertResult:
+    """Write the adapter in `source` to `dest` in another layout, with the same update for each weight.
+
+    kohya and ComfyUI state alpha for each module, PEFT in adapter_config.json; for diffusers the scale becomes a part of
+    ``lora_B``. Pairs of the metadata (``ss_*``) are kept.
+
+    Args:
+        dest: a file; for PEFT a folder, with adapter_config.json.
+        to: ``"peft"``, ``"kohya"``, ``"diffusers"`` or ``"comfy"``.
+        like: the base: its keys say where the dots of a path of kohya are, and what the modules are called.
+        prefix: what stands before the paths of the output, where the input does not say which part they belong to.
+        alpha, adapter, at: as in `lora_merge`, of the adapter.
+        force, keep_old, dry_run, progress: as in `strip_module`.
+
+    Raises:
+        Refused: the layout has no form for a module; or the dots in a path are ambiguous, and `like` is not given.
+        CkptfixError: a file cannot be read, or `dest` cannot be written.
+    """
+    if to not in ("peft", "kohya", "diffusers", "comfy"):
+        raise Refused(f"no layout called {to!r}", hint="layouts are peft, kohya, diffusers and comfy")
+
+    def make(path: str, dest: str) -> Draft[LoraConvertResult]:
+        found = opened(path, at=at, name=adapter, alpha=alpha)
+        names = _paths(found, like, to, stack)
+        writer = Writer(to, prefix)
+        rows = [written_module(row, names[row.name], to) for row in found.modules.values()]
+        whole = {names_of.container_of(key)[1]: entry for key, entry in found.whole.items()}
+        with about(path):
+            writer.write(rows, whole, found.base_model)
+        pairs = {key: value for key, value in found.checkpoint.metadata.items() if key != DIFFUSERS}
+        done, format = plan(writer, path, dest, {"format": "pt", **pairs})
+        lines = [f"converted {plural(len(rows), 'module')}: {TITLES[found.layout]} -> {TITLES[to]}"]
+        if writer.folded:
+            lines.append(f"alpha became a part of lora_B of {plural(writer.folded, 'module')}")
+        if found.layout in ("diffusers-old", "torchtune", "litgpt", "mlx", "nemo") and to == "peft":
+            lines.append("the names of the modules are as they were; `ckptfix match` knows those of other libraries")
+        promise = _promise(found, writer.tensors)
+        return Draft(
+            result=partial(
+                LoraConvertResult,
+                layout=found.layout,
+                to=to,
+                modules={row.name: names[row.name] for row in found.modules.values()},
+                folded=writer.folded,
+                config=writer.config,
+            ),
+            format=format,
+            plan=replace(done, holds=(done.holds, found.checkpoint)),
+            promise=promise,
+            read=found.checkpoint.files,
+            lines=lines,
+            findings=done.findings,
+            folder=to == "peft",
+        )
+
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    with ExitStack() as stack:
+        return carry_out_file(source, dest, make, how, others=[] if like is None else [like], folder=to == "peft")
+
+
+def _promise(found: Adapter, written: Sequence[TensorEntry]) -> Promise:
+    """Return the content of the output: each tensor of the adapter, or what is made of it; alphas are stated anew."""
+    tensors = [entry for row in found.modules.values() for role, entry in row.tensors.items() if role != "alpha"]
+    tensors += found.whole.values()
+    made: dict[str, list[TensorEntry]] = {}
+    for entry in tensors:
+        place = {(span.path, span.offset) for span in _spans(entry)}
+        made[entry.name] = [new for new in written if place & {(span.path, span.offset) for span in _spans(new)}]
+    chosen = {entry.name for entry in tensors}
+    others = [entry for entry in found.checkpoint.entries if entry.name not in chosen]
+    return Promise(tensors, others=others, made=made, reported=frozenset(entry.name for entry in others),
+                   names_stay=False)  # fmt: skip
+
+
+def _spans(entry: TensorEntry) -> Sequence[Any]:
+    from ckptfix.io.elements import row_major
+    from ckptfix.io.read import read_from
+
+    return tuple(read_from(row_major(entry, "little")))
+
+
+def written_module(module: AdapterModule, path: str, to: To) -> WrittenModule:
+    """Return a module as it is written.
+
+    Raises:
+        Refused: it is no plain LoRA.
+    """
+    if module.method != "LoRA":
+        what = module.method or "a difference"
+        raise Refused(f"{module.name} is {what}, and only LoRA and DoRA are converted", hint="merge it with lora merge")
+    if "mid" in module.tensors:
+        raise Refused(f"{module.name} has a lora_mid, which other layouts lack", hint="merge it with lora merge")
+    assert module.scale is not None
+    roles = module.tensors
+    if module.is_embedding:
+        down, up = roles["embedding down"], roles["embedding up"]
+    else:
+        down, up = roles["down"], roles["up"]
+    if module.turned:
+        down, up = (made(one.key, numbers(one).T, one.dtype, [one]) for one in (down, up))
+    container = module.container
+    if container == "base_model.model":
+        container, rest = names_of.container_of(path)
+        container, path = (container, rest) if container in DIFFUSERS_OF else ("", path)
+    if to == "peft":
+        container = DIFFUSERS_OF.get(container, "")
+    return WrittenModule(container, path, down, up, module.scale, roles.get("magnitude"), module.is_embedding,
+                         roles.get("added bias"))  # fmt: skip
+
+
+DIFFUSERS_OF = {"lora_te": "text_encoder", "lora_te1": "text_encoder", "lora_te2": "text_encoder_2",
+                "text_encoder": "text_encoder", "text_encoder_2": "text_encoder_2"}  # fmt: skip
+"""What stands before the paths of a text encoder -> what keeps it apart from the other parts in one file of PEFT."""
+
+
+def _paths(found: Adapter, like: StrPath | None, to: To, stack: ExitStack) -> dict[str, str]:
+    """Return the path of each module with dots.
+
+    Raises:
+        Refused: the dots are ambiguous.
+    """
+    modules = list(found.modules.values())
+    if like is not None:
+        checkpoint = as_state_dict(str(like), str(like), None, stack)
+        site = choose.mapping(checkpoint).at
+        entries = without_optimizer(tuple(row for row in checkpoint.entries if row.at == site))
+        base = Base.of({entry.key: entry for entry in entries})
+        targets = resolved(found, base, modules)
+        with about(found.path):
+            refuse_others(found, targets, len(modules))
+        stems = {key: stem for stem, key in base.stems.items()}
+        split = [row.name for row in modules if len(targets.places[row.name]) > 1]
+        if split:
+            raise Refused(f"{some(split, 3)}: the base has it in parts", path=found.path)
+        return {
+            row.name: _named(stems[targets.places[row.name][0].key], to) if _is_flat(row) else row.path
+            for row in modules
+        }
+    made: dict[str, str] = {}
+    for row in modules:
+        path: str | None = row.path
+        if _is_flat(row) and to != "kohya":
+            path = with_dots(row.path)
+            if path is None:
+                hint = "--like BASE names the base, whose keys say so"
+                raise Refused(f"{row.name}: where the dots of the path are is ambiguous", path=found.path, hint=hint)
+            path = _named(path, to)
+        assert path is not None
+        made[row.name] = path
+    return made
+
+
+def _is_flat(module: AdapterModule) -> bool:
+    return bool(module.container) and module.name == f"{module.container}_{module.path}"
+
+
+def _named(path: str, to: To) -> str:
+    for start in ("model.diffusion_model.", "diffusion_model."):
+        path = path.removeprefix(start)
+    return as_diffusers(path) if to in ("diffusers", "peft") else path
+
+
