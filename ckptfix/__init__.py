@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from ckptfix.ops.fix import fix as fix
     from ckptfix.ops.inspect import inspect as inspect
     from ckptfix.ops.lora.convert import lora_convert as lora_convert
+    from ckptfix.ops.lora.extract import lora_extract as lora_extract
+    from ckptfix.ops.lora.extract import lora_resize as lora_resize
     from ckptfix.ops.lora.info import lora_info as lora_info
     from ckptfix.ops.lora.merge import lora_merge as lora_merge
     from ckptfix.ops.match import match as match
@@ -77,8 +79,10 @@ _HOMES = {
     "load_optimizer": "loaders",
     "load_state_dict": "loaders",
     "lora_convert": "ops.lora.convert",
+    "lora_extract": "ops.lora.extract",
     "lora_info": "ops.lora.info",
     "lora_merge": "ops.lora.merge",
+    "lora_resize": "ops.lora.extract",
     "open_checkpoint": "formats",
     "recording": "ops.record",
     "save": "loaders",

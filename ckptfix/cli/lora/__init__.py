@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli.lora.convert import convert
+from ckptfix.cli.lora.extract import extract
 from ckptfix.cli.lora.info import info
 from ckptfix.cli.lora.merge import merge
+from ckptfix.cli.lora.resize import resize
 from ckptfix.cli.shared.help_text import ShortHelp
 from ckptfix.command_table import COMMANDS
 
@@ -22,8 +24,8 @@ class Lora(ShortHelp, click.Group):
 
 command = Lora(
     "lora",
-    commands=[info, merge, convert],
-    help="""Describe adapters (LoRA, DoRA, LoHa, LoKr), and merge them into their base.
+    commands=[info, merge, convert, extract, resize],
+    help="""Describe adapters (LoRA, DoRA, LoHa, LoKr), merge them into their base, convert and make them.
 
     The layouts of PEFT, kohya, ComfyUI, diffusers (old and new), torchtune, LitGPT and MLX are recognized by their keys.
     """,
