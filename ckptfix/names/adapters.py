@@ -1,10 +1,10 @@
 """The keys of adapters (LoRA and its relatives), as each library spells them: one table for all that ask.
 
 A key is the path of a module of the base model, and a suffix that says what the tensor is to that module. `SUFFIXES`
-lists the suffixes, `CONTAINERS` what stands before the path. Sources: huggingface/peft ``utils/save_and_load.py`` and
+lists the suffixes, `CONTAINERS` the beginnings. Sources: huggingface/peft ``utils/save_and_load.py`` and
 ``tuners/*/layer.py``; kohya-ss/sd-scripts ``networks/lora.py``; KohakuBlueleaf/LyCORIS ``lycoris/modules``;
-comfyanonymous/ComfyUI ``comfy/weight_adapter`` and ``comfy/lora.py``; huggingface/diffusers ``utils/state_dict_utils.py``
-and ``loaders/lora_conversion_utils.py``; pytorch/torchtune ``modules/peft``; Lightning-AI/litgpt ``lora.py``;
+comfyanonymous/ComfyUI ``comfy/weight_adapter`` and ``comfy/lora.py``; huggingface/diffusers
+``utils/state_dict_utils.py`` and ``loaders/lora_conversion_utils.py``; pytorch/torchtune ``modules/peft``; Lightning-AI/litgpt ``lora.py``;
 ml-explore/mlx-lm ``tuner/lora.py`` and ``tuner/dora.py``; NVIDIA NeMo ``collections/llm/peft``.
 """
 
@@ -21,7 +21,7 @@ Role = Literal[
     "down", "up", "mid", "alpha", "magnitude", "added bias", "embedding down", "embedding up",
     "w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t1", "t2", "difference", "bias difference", "whole",
 ]  # fmt: skip
-"""What a tensor is to its module. The update of the weight is ``up @ down`` (of an embedding its transpose), the
+"""The role of a tensor in its module. The update of the weight is ``up @ down`` (of an embedding its transpose), the
 elementwise product of ``w1_a @ w1_b`` and ``w2_a @ w2_b`` (LoHa), the Kronecker product of ``w1`` and ``w2`` (LoKr), or
 the ``difference`` itself; ``whole`` replaces the tensor of the base."""
 
@@ -119,7 +119,7 @@ CONTAINERS: tuple[tuple[str, LayoutName], ...] = (
     (r"text_encoders[.](?:\w+[.])(?:transformer[.])?", "comfy"),
     (r"(?:unet|transformer|text_encoder(?:_\d)?|prior|controlnet|language_model_lora)[.]", "diffusers"),
 )
-"""What stands before the path of a module, and the layout that it is typical of."""
+"""Containers, the beginnings of the names of modules, and the layout that each is typical of."""
 
 _COMPILED = tuple((re.compile(rf"(?P<module>.*){row.pattern}", re.DOTALL), row) for row in SUFFIXES)
 _KNOWN = tuple((re.compile(rf".*(?:{pattern})", re.DOTALL), what) for pattern, what in OTHERS)
@@ -198,7 +198,7 @@ def has_level(key: str) -> bool:
 
 
 def container_of(module: str) -> tuple[str, str]:
-    """Return what stands before the path of a module, without its separator, and the path."""
+    """Return the container of a module, without its separator, and the path below it."""
     for pattern, layout in _HEADS:
         found = pattern.match(module)
         if found is not None:
@@ -223,7 +223,7 @@ def _layout(key: AdapterKey) -> LayoutName:
     head = next((layout for pattern, layout in _HEADS if pattern.match(key.module)), None)
     spelling = key.suffix.spelling
     if spelling in ("torchtune", "litgpt", "mlx", "nemo", "diffusers-old"):
-        return spelling  # type: ignore[return-value]
+        return spelling
     if head is not None:
         return head
     if spelling == "kohya":

@@ -27,6 +27,6 @@ command = Lora(
     commands=[info, merge, convert, extract, resize],
     help="""Describe adapters (LoRA, DoRA, LoHa, LoKr), merge them into their base, convert and make them.
 
-    The layouts of PEFT, kohya, ComfyUI, diffusers (old and new), torchtune, LitGPT and MLX are recognized by their keys.
+    The layouts of PEFT, kohya, ComfyUI, diffusers (old and new), torchtune, LitGPT and MLX are recognized by keys.
     """,
 )

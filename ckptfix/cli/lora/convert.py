@@ -20,7 +20,7 @@ from ckptfix.ops.writing import WriteOptions
         ["--to"], type=click.Choice(["peft", "kohya", "diffusers", "comfy"]), required=True, help="The layout of OUT."
     ),
     click.Option(["--like"], metavar="BASE", help="The base: its keys say where the dots of kohya's paths are."),
-    click.Option(["--prefix"], metavar="P", help="What stands before the paths, such as lora_unet or transformer."),
+    click.Option(["--prefix"], metavar="P", help="Beginning of the names of OUT, such as lora_unet or transformer."),
     alpha_option(),
     adapter_option(),
     at_option(),

@@ -20,7 +20,7 @@ from ckptfix.ops.writing import WriteOptions
         help="The layout of OUT.",
     ),
     click.Option(["--only"], metavar="GLOB", multiple=True, help="Only the weights whose keys match."),
-    click.Option(["--prefix"], metavar="P", help="What stands before the paths, such as lora_unet or transformer."),
+    click.Option(["--prefix"], metavar="P", help="Beginning of the names of OUT, such as lora_unet or transformer."),
     dtype_option("Dtype of the adapter. Default: that of the weights."),
     examples=("ckptfix lora extract base/ tuned/ -o adapter/ --rank 16",),
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from ckptfix.cli.lora.options import adapter_option, alpha_option, file_named
 from ckptfix.cli.shared.common import reads
 from ckptfix.cli.shared.console import Console

@@ -31,11 +31,13 @@ from ckptfix.ops.writing import WriteOptions
         "ckptfix lora merge model.safetensors style.safetensors -o styled.safetensors --scale 0.8",
     ),
 )  # fmt: skip
-def merge(dest: str, how: WriteOptions, *, base: str, adapters: tuple[str, ...], scale: tuple[float, ...], **options: Any) -> Any:
+def merge(
+    dest: str, how: WriteOptions, *, base: str, adapters: tuple[str, ...], scale: tuple[float, ...], **options: Any
+) -> Any:
     """Merge adapters into their base: W + scale * up @ down, computed in float64 and rounded once.
 
-    Everything else of BASE is copied, and of a folder its configuration and tokenizer too. Memory does not grow with the
-    model. Without an ADAPTER, BASE holds one beside its own weights (base_layer and lora_A.default).
+    Everything else of BASE is copied, and of a folder its configuration and tokenizer too. Memory does not grow with
+    the model. Without an ADAPTER, BASE holds one beside its own weights (base_layer and lora_A.default).
 
     Refused: an adapter for another base, by names and shapes; one that is merged already, by the record in the metadata
     of a safetensors file (--force merges it again); a quantized base without --dequantize.

@@ -43,7 +43,7 @@ class AdapterModule:
 
     Attributes:
         name: path of the module, with the container before it.
-        container: what stands before the path.
+        container: the beginning of the name, before the path.
         path: the path in the base.
         tensors: role -> tensor.
         method: how the update is made; None if the module has only differences.
@@ -64,12 +64,12 @@ class AdapterModule:
 
     @property
     def is_embedding(self) -> bool:
-        """Whether it is the update of a table of embeddings."""
+        """True if it is the update of a table of embeddings."""
         return "embedding down" in self.tensors
 
     @property
     def is_dora(self) -> bool:
-        """Whether the norm of the sum is replaced by a magnitude (DoRA)."""
+        """True if a magnitude replaces the norm of the sum (DoRA)."""
         return "magnitude" in self.tensors
 
 
@@ -84,7 +84,7 @@ class Adapter:
         modules: name -> module.
         whole: key in the base -> the tensor that replaces it.
         base: keys in the file of the base model's own tensors, where the file holds both.
-        unknown: keys that are none of these, and what they are.
+        unknown: all other keys -> a description.
         names: the adapters' names in a model of PEFT; empty without one.
         config: the configuration beside it.
         missing: what is missing or contradictory, a sentence each.
@@ -137,7 +137,7 @@ class Adapter:
 
     @property
     def layers(self) -> int:
-        """Number of layers: of different numbers in the paths of the modules, by what stands before them."""
+        """Number of layers: of different numbers in the paths of the modules, with the part before them."""
         found = {_layer(row.path) for row in self.modules.values()}
         return len(found - {None})
 
@@ -289,14 +289,14 @@ def _read(
     if name is not None and name not in names:
         there = f"its adapters are {', '.join(names)}" if names else "its keys have no name of an adapter"
         raise NoSuchTensor(f"there is no adapter called {name!r}", path=checkpoint.path, near=names, hint=there)
-    chosen = [key for key in keys if name is None or key.adapter in (name, None)]
+    chosen = [one for one in keys if name is None or one.adapter in (name, None)]
     whole = {row.module: entries[row.key] for row in saved if name is None or row.adapter in (name, None)}
     tensors: dict[str, dict[Role, TensorEntry]] = {}
     methods: dict[str, Method | None] = {}
-    for key in chosen:
-        tensors.setdefault(key.module, {})[key.role] = entries[key.key]
-        assert key.suffix is not None
-        methods[key.module] = methods.get(key.module) or key.suffix.method
+    for part in chosen:
+        tensors.setdefault(part.module, {})[part.role] = entries[part.key]
+        assert part.suffix is not None
+        methods[part.module] = methods.get(part.module) or part.suffix.method
     settings = Settings(layout, checkpoint, config, alpha)
     modules = {one: settings.module(one, roles, methods[one]) for one, roles in tensors.items()}
     base = tuple(key for key in rest if not adapters.is_saved(key)) if together else ()
@@ -322,7 +322,7 @@ def _missing(
         yield f"alpha of {plural(len(unknown), 'module')}: {some(unknown, 4)}"
     stated = config.get("r")
     if layout == "peft" and isinstance(stated, int) and not config.get("rank_pattern"):
-        others = sorted({row.rank for row in modules.values() if row.rank not in (None, stated)})  # type: ignore[type-var]
+        others = sorted({row.rank for row in modules.values() if row.rank not in (None, stated)})
         if others and all(row.method == "LoRA" for row in modules.values()):
             shown = " and ".join(map(str, others))
             yield f"{CONFIG} states the rank {stated}, and tensors have the rank {shown}"
@@ -383,7 +383,7 @@ def refuse_missing(adapter: Adapter) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is stated about the ranks and alphas of an adapter, beside its tensors.
+    """The statements about ranks and alphas of an adapter, beside its tensors.
 
     Attributes:
         alpha: of modules without a stated one, as the user gave it.

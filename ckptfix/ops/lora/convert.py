@@ -21,7 +21,7 @@ from ckptfix.ops.adapter import DIFFUSERS, Adapter, AdapterModule
 from ckptfix.ops.any_source import as_state_dict
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.dequantize.layout import numbers
-from ckptfix.ops.lora.layouts import To, WrittenModule, Writer, as_diffusers, made, plan, with_dots
+from ckptfix.ops.lora.layouts import To, Writer, WrittenModule, as_diffusers, made, plan, with_dots
 from ckptfix.ops.lora.merge import opened
 from ckptfix.ops.lora.targets import Base, refuse_others, resolved
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file
@@ -75,14 +75,14 @@ def lora_convert(
 ) -> LoraConvertResult:
     """Write the adapter in `source` to `dest` in another layout, with the same update for each weight.
 
-    kohya and ComfyUI state alpha for each module, PEFT in adapter_config.json; for diffusers the scale becomes a part of
-    ``lora_B``. Pairs of the metadata (``ss_*``) are kept.
+    kohya and ComfyUI state alpha for each module, PEFT in adapter_config.json; for diffusers the scale becomes a part
+    of ``lora_B``. Pairs of the metadata (``ss_*``) are kept.
 
     Args:
         dest: a file; for PEFT a folder, with adapter_config.json.
         to: ``"peft"``, ``"kohya"``, ``"diffusers"`` or ``"comfy"``.
         like: the base: its keys say where the dots of a path of kohya are, and what the modules are called.
-        prefix: what stands before the paths of the output, where the input does not say which part they belong to.
+        prefix: the beginning of the names of the output, where the input does not say which part they belong to.
         alpha, adapter, at: as in `lora_merge`, of the adapter.
         force, keep_old, dry_run, progress: as in `strip_module`.
 
@@ -157,7 +157,7 @@ def written_module(module: AdapterModule, path: str, to: To) -> WrittenModule:
     """Return a module as it is written.
 
     Raises:
-        Refused: it is no plain LoRA.
+        Refused: it is not a plain LoRA.
     """
     if module.method != "LoRA":
         what = module.method or "a difference"
@@ -184,7 +184,7 @@ def written_module(module: AdapterModule, path: str, to: To) -> WrittenModule:
 
 DIFFUSERS_OF = {"lora_te": "text_encoder", "lora_te1": "text_encoder", "lora_te2": "text_encoder_2",
                 "text_encoder": "text_encoder", "text_encoder_2": "text_encoder_2"}  # fmt: skip
-"""What stands before the paths of a text encoder -> what keeps it apart from the other parts in one file of PEFT."""
+"""Container of a text encoder -> the component that keeps it apart from the other parts in a file of PEFT."""
 
 
 def _paths(found: Adapter, like: StrPath | None, to: To, stack: ExitStack) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ckptfix.ops.cast import dtype_of
 from ckptfix.ops.dequantize.layout import numbers
 from ckptfix.ops.lora.convert import written_module
 from ckptfix.ops.lora.factors import factors, refactored
-from ckptfix.ops.lora.layouts import To, WrittenModule, Writer, made, plan
+from ckptfix.ops.lora.layouts import To, Writer, WrittenModule, made, plan
 from ckptfix.ops.lora.merge import opened
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file
 from ckptfix.words import plural, some
@@ -208,7 +208,7 @@ def lora_resize(
         dtype: of the factors; by default their own.
 
     Raises:
-        Refused: it is no plain LoRA, or its layout is not written.
+        Refused: it is not a plain LoRA, or its layout is not written.
         CkptfixError: it cannot be read, or `dest` cannot be written.
     """
     import numpy

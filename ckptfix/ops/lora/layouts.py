@@ -34,7 +34,8 @@ FILE = "adapter_model.safetensors"
 """The file of weights that PEFT reads in a folder."""
 
 _DIFFUSION = re.compile(r"(?:^|[._])(?:down_blocks|up_blocks|mid_block|input_blocks|middle_block|output_blocks"
-                        r"|transformer_blocks|single_transformer_blocks|double_blocks|single_blocks)(?=[._]|$)")  # fmt: skip
+                        r"|transformer_blocks|single_transformer_blocks|double_blocks|single_blocks)"
+                        r"(?=[._]|$)")  # fmt: skip
 
 KOHYA: Mapping[str, str] = {
     "unet": "lora_unet", "transformer": "lora_unet", "diffusion_model": "lora_unet", "text_encoder": "lora_te",
@@ -42,7 +43,7 @@ KOHYA: Mapping[str, str] = {
     "text_encoders.clip_l.transformer": "lora_te1", "text_encoders.clip_g.transformer": "lora_te2",
     "lora_unet": "lora_unet", "lora_te": "lora_te", "lora_te1": "lora_te1", "lora_te2": "lora_te2",
 }  # fmt: skip
-"""What stands before a path in any layout -> what kohya has there."""
+"""Container in any layout -> the container in kohya's."""
 
 DIFFUSERS: Mapping[str, str] = {
     "lora_unet": "unet", "unet": "unet", "transformer": "transformer", "diffusion_model": "transformer",
@@ -67,7 +68,7 @@ class WrittenModule:
     """A module of an adapter as it is written.
 
     Attributes:
-        container: what stood before its path, in the layout that it comes from.
+        container: the beginning of its name, in the layout that it comes from.
         path: with dots.
         down, up: tensors of a plain LoRA, as (rank, inputs, ...) and (outputs, rank, ...).
         scale: what their product is multiplied by.
@@ -208,7 +209,7 @@ class Writer:
                 found = table["text_encoder"]
         if found is None:
             what = module.container or module.path
-            hint = "--prefix states what is to stand before the paths"
+            hint = "--prefix states the beginning of the names"
             raise Refused(f"{what} belongs to no part that {self.to} has a name for", hint=hint)
         return found
 
@@ -283,19 +284,19 @@ def plan(writer: Writer, source: str, dest: str, metadata: Mapping[str, str]) ->
     return Plan((config, *made.files), made.findings), "safetensors"
 
 
-WORDS = frozenset(
-    """
-    down_blocks up_blocks mid_block transformer_blocks single_transformer_blocks attentions resnets downsamplers
-    upsamplers attn attn1 attn2 ff ff_context net proj conv conv1 conv2 conv_in conv_out conv_shortcut time_emb_proj
-    time_embedding time_embed add_embedding linear_1 linear_2 linear1 linear2 proj_in proj_out proj_mlp to_q to_k to_v
-    to_out to_add_out add_q_proj add_k_proj add_v_proj norm norm1 norm2 norm1_context norm_out linear
-    input_blocks middle_block output_blocks in_layers out_layers emb_layers skip_connection op label_emb out
-    double_blocks single_blocks img_attn txt_attn img_mlp txt_mlp img_mod txt_mod lin modulation qkv final_layer
-    adaLN_modulation img_in txt_in vector_in guidance_in time_in in_layer out_layer
-    text_model encoder layers self_attn q_proj k_proj v_proj out_proj mlp fc1 fc2 block layer DenseReluDense wi_0 wi_1
-    wo SelfAttention
-    """.split()
-)
+WORDS = frozenset((
+    "down_blocks", "up_blocks", "mid_block", "transformer_blocks", "single_transformer_blocks", "attentions",
+    "resnets", "downsamplers", "upsamplers", "attn", "attn1", "attn2", "ff", "ff_context", "net", "proj", "conv",
+    "conv1", "conv2", "conv_in", "conv_out", "conv_shortcut", "time_emb_proj", "time_embedding", "time_embed",
+    "add_embedding", "linear_1", "linear_2", "linear1", "linear2", "proj_in", "proj_out", "proj_mlp", "to_q", "to_k",
+    "to_v", "to_out", "to_add_out", "add_q_proj", "add_k_proj", "add_v_proj", "norm", "norm1", "norm2",
+    "norm1_context", "norm_out", "linear", "input_blocks", "middle_block", "output_blocks", "in_layers", "out_layers",
+    "emb_layers", "skip_connection", "op", "label_emb", "out", "double_blocks", "single_blocks", "img_attn",
+    "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod", "lin", "modulation", "qkv", "final_layer",
+    "adaLN_modulation", "img_in", "txt_in", "vector_in", "guidance_in", "time_in", "in_layer", "out_layer",
+    "text_model", "encoder", "layers", "self_attn", "q_proj", "k_proj", "v_proj", "out_proj", "mlp", "fc1", "fc2",
+    "block", "layer", "DenseReluDense", "wi_0", "wi_1", "wo", "SelfAttention",
+))  # fmt: skip
 """Components of the paths of models that kohya trains. Between them an underscore is a dot."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -59,7 +58,7 @@ from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 
 PREFIX = "base_model.model."
-"""What PEFT puts before the names of the base."""
+"""The beginning of a name of the base in a model of PEFT."""
 
 TIED = "tie_word_embeddings"
 """The setting of config.json with which transformers makes the output layer the embedding again."""
@@ -150,8 +149,8 @@ def lora_merge(
 ) -> LoraMergeResult:
     """Write `base` to `dest` with adapters merged into its weights.
 
-    Each weight is read once, in blocks: ``W + scale * (up @ down)`` in float64, rounded to float32 and then to its dtype.
-    Everything else is copied. If `base` is a folder and `dest` has no suffix of a file, the output is a folder with the
+    Each weight is read once, in blocks: ``W + scale * (up @ down)`` in float64, rounded to float32 and then to its
+    dtype. Everything else is copied. If `base` is a folder and `dest` has no suffix of a file, the output is a folder with the
     configuration and the tokenizer.
 
     Args:
@@ -193,7 +192,8 @@ def lora_merge(
         else:
             own = reading.read(checkpoint, at=here, **options)  # type: ignore[arg-type]
             if not own.base:
-                raise Refused("it holds no base model beside the adapter", hint="name the base first: lora merge BASE ADAPTER")
+                hint = "name the base first: lora merge BASE ADAPTER"
+                raise Refused("it holds no base model beside the adapter", hint=hint)
             site = own.at
             given = [Given(checkpoint.path, own, shares[0], digest_of_adapter(own))]
         if not force:
@@ -245,7 +245,8 @@ def _refuse_again(checkpoint: Checkpoint, given: Sequence[Given]) -> None:
     for one in given:
         if one.digest in before:
             message = f"{one.name} is merged into it already, with the strength {before[one.digest].get('scale')}"
-            raise Refused(message, path=checkpoint.path, hint="merge it into the original base; --force merges it again")
+            hint = "merge it into the original base; --force merges it again"
+            raise Refused(message, path=checkpoint.path, hint=hint)
 
 
 def _change(checkpoint: Checkpoint, at: str, dtype: str | None, *, dequantize: bool) -> Dequantization | None:
@@ -427,7 +428,7 @@ def _add(
             key = base.bias_of(place.key)
             if key not in base.entries:
                 raise Refused(f"the base has no {key}, to which {role} of {module.name} would be added")
-            tensor = module.tensors[role]  # type: ignore[index]
+            tensor = module.tensors[role]
             if tensor.shape != base.entries[key].shape:
                 raise Refused(misfit(module, base.entries[key].shape), where=key)
             part = replace(module, method=None, tensors={"difference": tensor})
@@ -470,9 +471,10 @@ def _put(
         done.puts.update({key: put for key, row in entries.items() if (put := change.puts.get(row.name)) is not None})
         done.renamed.update({key: put.key for key, put in done.puts.items() if put.key != key})
         gone = {*change.made, *change.unused}
-        done.dropped.update({key: None for key, row in entries.items() if row.name in gone and row.name not in change.puts})
-        for name, rows in change.made.items():
-            done.used[name] = list(rows)
+        spare = gone.difference(change.puts)
+        done.dropped.update({key: None for key, row in entries.items() if row.name in spare})
+        for address, plains in change.made.items():
+            done.used[address] = list(plains)
     if to is not None:
         cast = plan_cast(checkpoint, to, at=done.at, keep=[_literal(key) for key in (*done.puts, *done.dropped)],
                          allow_unmatched=True)  # fmt: skip
@@ -598,7 +600,7 @@ def _draft(
     if untied:
         lines.append(untied)
     if not has_record:
-        lines.append(f"{format.title} has no place for a record of it: a second merge of the same adapter is not noticed")
+        lines.append(f"{format.title} has no place for a record: a second merge of the same adapter is not noticed")
     promise = Promise(edited=checkpoint, made=made, puts=_puts_of(done, checkpoint, made), names_stay=False,
                       reported=reported)  # fmt: skip
     return Draft(
@@ -665,7 +667,7 @@ def _with_added(checkpoint: Checkpoint, done: Merging, dest: str, record: Mappin
             rows[key] = [(done.renamed.get(key, key), done.puts.get(key))]
     last = [key for key in entries if key not in done.dropped][-1]
     rows[last] = [*rows.get(last, [(last, None)]), *done.added.items()]
-    site = StateDictChange(done.at, tuple(entries), rows, entries, {}, {})  # type: ignore[arg-type]
+    site = StateDictChange(done.at, tuple(entries), rows, entries, {}, {})
     if states(checkpoint, "objects"):
         edit = ObjectEdit(checkpoint)
         edit_site(edit, site)

@@ -1,8 +1,8 @@
-"""Which tensor of a base each module of an adapter belongs to, and which rows of it.
+"""The tensors of a base that the modules of an adapter belong to, and their rows.
 
-Names agree but for what stands before them: one prefix that is left out and one that is put before make the names of
-all modules of a container those of the base. Paths of kohya have underscores for dots. A base may fuse what the adapter
-has apart, and the other way round, by the table of fusions that `match` has.
+Names agree except for their beginning: with one prefix that is left out and one that is put before them, the names of
+all modules of a container are those of the base. Paths of kohya have underscores for dots. A base may fuse tensors
+that the adapter has apart, or have fused ones apart: the table of fusions is that of `match`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_SHOWN = 5
 
 
 class Place(NamedTuple):
-    """Where an update goes.
+    """The place of an update.
 
     Attributes:
         key: of the base's weight.
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
     key: str
     number: int
-    count: int
+    of: int
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def _spellings(stem: str) -> Iterator[str]:
 
 
 class Fit(NamedTuple):
-    """How the paths of a container become names of the base: `drop` is left out at the front, `add` put there."""
+    """The change that makes names of the base of the paths of a container: `add` takes the place of `drop` in front."""
 
     drop: str
     add: str
@@ -218,7 +218,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where the updates and tensors of an adapter go.
+    """The places of the updates and tensors of an adapter.
 
     Attributes:
         places: name of a module -> places in the base.
@@ -278,7 +278,7 @@ def _placed(
             key = row if isinstance(row, str) else row.key
             total = base.entries[key].shape[0] if base.entries[key].shape else 0
             if isinstance(row, Part):
-                sizes = _sizes(parts[key], row.count, total, module.name, key)
+                sizes = _sizes(parts[key], row.of, total, module.name, key)
                 mine.append(Place(key, sum(sizes[: row.number]), sizes[row.number]))
             else:
                 mine.append(Place(key, 0, total, start))

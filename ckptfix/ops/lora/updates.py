@@ -36,12 +36,12 @@ AHEAD = 4
 """Tasks that can wait to be written."""
 
 EPSILON = 2.0**-23
-"""What LyCORIS adds to a norm before it divides by it (``lycoris/modules/locon.py apply_weight_decompose``)."""
+"""The number that LyCORIS adds to a norm before it divides by it (``modules/locon.py apply_weight_decompose``)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What one module of an adapter adds to rows of a weight.
+    """The numbers that one module of an adapter adds to rows of a weight.
 
     Attributes:
         scale: what its product is multiplied by, with the strength that the user asked for.
@@ -186,8 +186,8 @@ def size_of(module: AdapterModule) -> tuple[int, int] | None:
         if module.method == "LoHa":
             sizes = {_size(shapes, number) for number in "12"}
             return sizes.pop() if len(sizes) == 1 else None
-        (one, two), (three, four) = (_size(shapes, number) or (0, 0) for number in "12")
-        return one * three, two * four
+        sides = [_size(shapes, number) or (0, 0) for number in "12"]
+        return sides[0][0] * sides[1][0], sides[0][1] * sides[1][1]
     except (KeyError, ValueError, IndexError):
         return None
 
@@ -278,10 +278,8 @@ def by_rows(one: Update, magnitude: TensorEntry) -> bool:
     """Return whether a magnitude has a number for each row of the weight, rather than for each column."""
     if one.turned or one.module.is_embedding:
         return False
-    if len(magnitude.shape) > 1 and magnitude.shape[0] == 1 and one.epsilon:
-        # LyCORIS decomposes by inputs where the first dimension is 1; PEFT has (1, outputs, 1, 1) for a convolution.
-        return False
-    return True
+    # LyCORIS decomposes by inputs where the first dimension is 1; PEFT has (1, outputs, 1, 1) for a convolution.
+    return not (len(magnitude.shape) > 1 and magnitude.shape[0] == 1 and one.epsilon)
 
 
 def stream(merged: Merged, to: str, sources: Sequence[TensorEntry]) -> Derived:
