@@ -4,8 +4,9 @@ A key is the path of a module of the base model, and a suffix that says what the
 lists the suffixes, `CONTAINERS` the beginnings. Sources: huggingface/peft ``utils/save_and_load.py`` and
 ``tuners/*/layer.py``; kohya-ss/sd-scripts ``networks/lora.py``; KohakuBlueleaf/LyCORIS ``lycoris/modules``;
 comfyanonymous/ComfyUI ``comfy/weight_adapter`` and ``comfy/lora.py``; huggingface/diffusers
-``utils/state_dict_utils.py`` and ``loaders/lora_conversion_utils.py``; pytorch/torchtune ``modules/peft``; Lightning-AI/litgpt ``lora.py``;
-ml-explore/mlx-lm ``tuner/lora.py`` and ``tuner/dora.py``; NVIDIA NeMo ``collections/llm/peft``.
+``utils/state_dict_utils.py`` and ``loaders/lora_conversion_utils.py``; pytorch/torchtune ``modules/peft``;
+Lightning-AI/litgpt ``lora.py``; ml-explore/mlx-lm ``tuner/lora.py`` and ``tuner/dora.py``; NVIDIA NeMo
+``collections/llm/peft``.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from ckptfix.checkpoint import (
     Storage,
     TensorEntry,
     contiguous_stride,
+    dtypes,
     same_place,
 )
 from ckptfix.checkpoint.address import join
@@ -150,8 +151,8 @@ def lora_merge(
     """Write `base` to `dest` with adapters merged into its weights.
 
     Each weight is read once, in blocks: ``W + scale * (up @ down)`` in float64, rounded to float32 and then to its
-    dtype. Everything else is copied. If `base` is a folder and `dest` has no suffix of a file, the output is a folder with the
-    configuration and the tokenizer.
+    dtype. Everything else is copied. If `base` is a folder and `dest` has no suffix of a file, the output is a folder
+    with the configuration and the tokenizer.
 
     Args:
         base: a file or folder of any format. Without `adapters` it holds an adapter too (``base_layer`` and
@@ -194,6 +195,7 @@ def lora_merge(
             if not own.base:
                 hint = "name the base first: lora merge BASE ADAPTER"
                 raise Refused("it holds no base model beside the adapter", hint=hint)
+            refuse_unusable(own)
             site = own.at
             given = [Given(checkpoint.path, own, shares[0], digest_of_adapter(own))]
         if not force:
@@ -224,15 +226,26 @@ def opened(path: StrPath, **options: Any) -> Adapter:
     name = located(existing(path))
     with about(name):
         found = reading.read(open_checkpoint(name), **options)
-        reading.refuse_missing(found)
-        choose.refuse_damaged(found.checkpoint)
-        for row in found.modules.values():
-            for entry in row.tensors.values():
-                if not entry.has_data or entry.kind != "dense":
-                    raise Refused("it has no numbers of its own", where=entry.name)
-        if found.checkpoint.byteorder != "little":
-            raise Refused("adapters are read from little-endian files only", hint="convert it to safetensors first")
+        refuse_unusable(found)
     return found
+
+
+def refuse_unusable(found: Adapter) -> None:
+    """Raise `Refused` for an adapter that cannot be computed with.
+
+    Raises:
+        Refused: as `adapter.refuse_missing`; or a tensor has no numbers, or the file is big-endian.
+        DamagedFile: the file is damaged.
+    """
+    reading.refuse_missing(found)
+    choose.refuse_damaged(found.checkpoint)
+    tensors = [entry for row in found.modules.values() for entry in row.tensors.values()]
+    for entry in (*tensors, *found.whole.values()):
+        row = dtypes.find(entry.dtype)
+        if not entry.has_data or entry.kind != "dense" or row is None or row.family != "float":
+            raise Refused(f"its numbers cannot be computed with: {entry.kind} {entry.dtype}", where=entry.name)
+    if found.checkpoint.byteorder != "little":
+        raise Refused("adapters are read from little-endian files only", hint="convert it to safetensors first")
 
 
 def _given(path: str, scale: float, options: Mapping[str, Any]) -> Given:
