@@ -93,7 +93,7 @@ LAYOUTS: dict[str, Callable[[Tensors], Made]] = {
     ),
     "peft, patterns": lambda state: Made(
         peft(state).tensors, {**PEFT, "r": 9, "lora_alpha": 1.0, "rank_pattern": {"q_proj": RANK, "mlp.*": RANK},
-                              "alpha_pattern": {"layers.1.self_attn.q_proj": ALPHA, "q_proj": ALPHA, ".*down_proj": ALPHA}}
+                              "alpha_pattern": {"1.self_attn.q_proj": ALPHA, "[qv]_proj": ALPHA, ".*down_proj": ALPHA}}
     ),
     "kohya": lambda state: Made(
         _each(state, ".lora_down.weight", ".lora_up.weight", _flat, alpha=".alpha"), None, {"ss_sd_model_name": "a"}

@@ -221,6 +221,22 @@ def an_adapter(folder: Path) -> Path:
     return builders.written(folder / "run" / "adapter_model.safetensors", weights).parent
 
 
+def lora(*keys: str) -> bytes:
+    rows = [(key, "F32", (2,), DATA) for key in keys]
+    return builders.safetensors(rows, metadata={"format": "pt"})
+
+
+@sample("adapter")
+def an_adapter_of_kohya(folder: Path) -> Path:
+    content = lora("lora_unet_w.lora_down.weight", "lora_unet_w.lora_up.weight")
+    return builders.written(folder / "style.safetensors", content)
+
+
+@sample("adapter-incomplete")
+def an_adapter_without_its_configuration(folder: Path) -> Path:
+    return builders.written(folder / "x.safetensors", lora("w.lora_A.weight", "w.lora_B.weight"))
+
+
 @sample("deepspeed-folder")
 def zero(folder: Path) -> Path:
     for expert in range(2):

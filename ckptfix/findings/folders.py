@@ -154,8 +154,29 @@ FOLDERS: tuple[FindingKind, ...] = (
         "the base model. from_pretrained of transformers looks for model.safetensors or pytorch_model.bin, and "
         "finds neither.",
         (E.NO_MODEL_FILE,),
-        "load the base model, and then PeftModel.from_pretrained(base, FOLDER); its merge_and_unload() gives a "
-        "whole model to save",
+        "load the base model, and then PeftModel.from_pretrained(base, FOLDER); "
+        "`ckptfix lora merge BASE FOLDER -o OUT` makes a whole model of both",
+    ),
+    FindingKind(
+        "adapter", "info", "the weights of an adapter (LoRA), not a whole model",
+        "An adapter has small factors for some layers of a base model: lora_A and lora_B, or lora_down and lora_up. "
+        "Loaders of models do not read them, and each program knows some of the layouts.",
+        (E.NO_MODEL_FILE,),
+        "`ckptfix lora info FILE` shows it; `ckptfix lora merge BASE FILE -o OUT` makes a whole model, and "
+        "`ckptfix lora convert FILE OUT --to peft|kohya|diffusers|comfy` writes another layout",
+    ),
+    FindingKind(
+        "adapter-incomplete", "warning", "an adapter lacks a part, or its configuration contradicts its tensors",
+        "The strength of an update is alpha / rank. PEFT and MLX state alpha in adapter_config.json beside the file; "
+        "a rank there that the tensors do not have is refused by the loader (size mismatch for lora_A).",
+        (E.SHAPES,),
+        "put adapter_config.json beside the file, or correct r and rank_pattern in it",
+    ),
+    FindingKind(
+        "adapters-differ", "warning", "adapters of different ranks or alphas are put together by key",
+        "The mean of lora_A times the mean of lora_B is not the mean of the updates, and one alpha cannot be right for "
+        "tensors that had two.",
+        (), "merge each adapter into the base with its strength: `ckptfix lora merge BASE A B -o OUT --scale 0.5`",
     ),
     FindingKind(
         "index-mismatch", "error", "index and shards disagree about a key",

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 Role = Literal[
@@ -122,9 +122,23 @@ CONTAINERS: tuple[tuple[str, LayoutName], ...] = (
 )
 """Containers, the beginnings of the names of modules, and the layout that each is typical of."""
 
-_COMPILED = tuple((re.compile(rf"(?P<module>.*){row.pattern}", re.DOTALL), row) for row in SUFFIXES)
-_KNOWN = tuple((re.compile(rf".*(?:{pattern})", re.DOTALL), what) for pattern, what in OTHERS)
-_HEADS = tuple((re.compile(pattern), layout) for pattern, layout in CONTAINERS)
+
+
+@cache
+def _suffixes() -> tuple[tuple[re.Pattern[str], Suffix], ...]:
+    return tuple((re.compile(rf"(?P<module>.*){row.pattern}", re.DOTALL), row) for row in SUFFIXES)
+
+
+@cache
+def _others() -> tuple[tuple[re.Pattern[str], str], ...]:
+    return tuple((re.compile(rf".*(?:{pattern})", re.DOTALL), what) for pattern, what in OTHERS)
+
+
+@cache
+def _containers() -> tuple[tuple[re.Pattern[str], LayoutName], ...]:
+    return tuple((re.compile(pattern), layout) for pattern, layout in CONTAINERS)
+
+
 _SAVED = re.compile(r"[.]modules_to_save(?:[.](?P<adapter>[^.]+))?(?=[.])")
 _LEVEL = re.compile(r"[.](?:base_layer|original_module)(?=[.])")
 _MARK = re.compile(r"lora|hada_w|lokr_w|[.]adapter[.]linear_")
@@ -152,7 +166,7 @@ class AdapterKey:
 @lru_cache(1 << 12)
 def parsed(key: str) -> AdapterKey | None:
     """Return what a key of an adapter says; None for a key without one of the suffixes."""
-    for pattern, row in _COMPILED:
+    for pattern, row in _suffixes():
         found = pattern.fullmatch(key)
         if found is not None and found["module"]:
             module = found["module"] + (found.expand(row.module) if row.module else "")
@@ -173,7 +187,7 @@ def is_adapter(keys: Iterable[str]) -> bool:
 
 def other_kind(key: str) -> str | None:
     """Return what a key of a known kind of adapter is that is not merged here; None for any other key."""
-    return next((what for pattern, what in _KNOWN if pattern.fullmatch(key)), None)
+    return next((what for pattern, what in _others() if pattern.fullmatch(key)), None)
 
 
 def whole(key: str) -> AdapterKey:
@@ -200,7 +214,7 @@ def has_level(key: str) -> bool:
 
 def container_of(module: str) -> tuple[str, str]:
     """Return the container of a module, without its separator, and the path below it."""
-    for pattern, layout in _HEADS:
+    for pattern, layout in _containers():
         found = pattern.match(module)
         if found is not None:
             head = found[0].rstrip(".")
@@ -221,7 +235,7 @@ def layout_of(keys: Iterable[AdapterKey]) -> LayoutName:
 
 def _layout(key: AdapterKey) -> LayoutName:
     assert key.suffix is not None
-    head = next((layout for pattern, layout in _HEADS if pattern.match(key.module)), None)
+    head = next((layout for pattern, layout in _containers() if pattern.match(key.module)), None)
     spelling = key.suffix.spelling
     if spelling in ("torchtune", "litgpt", "mlx", "nemo", "diffusers-old"):
         return spelling

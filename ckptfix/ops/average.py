@@ -43,6 +43,7 @@ from ckptfix.io.parallel_map import mapped
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops import choose, quantized
+from ckptfix.ops.adapter import differences, glance
 from ckptfix.ops.any_source import as_state_dict, takes_any_source
 from ckptfix.ops.audit.promise import everything, holders, listed
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, is_folder, plan_edits, refuse_destination
@@ -51,6 +52,12 @@ from ckptfix.words import plural, some
 
 NORMS = ("running_mean", "running_var")
 """Last components of the keys of BatchNorm statistics, which no longer fit the weights once these are averaged."""
+
+APART = (
+    "lora_A and lora_B were averaged apart, which is not the mean of the updates: `ckptfix lora merge BASE A B -o OUT "
+    "--scale 0.5` makes that of two adapters"
+)
+"""The line about adapters."""
 
 MOST_NAMED = 100
 
@@ -175,6 +182,8 @@ def _refuse_others(checkpoints: Sequence[Checkpoint], tables: Sequence[Table]) -
                 break
         if faults:
             hint = f"the first is {checkpoints[0].path}; run `ckptfix diff` to compare them"
+            if any(row.id == "adapters-differ" for row in differences([checkpoints[0], checkpoint])):
+                hint = f"the first is {checkpoints[0].path}; `ckptfix lora resize` changes the rank of an adapter"
             raise Refused(f"cannot be averaged with the first: {'; '.join(faults)}", path=checkpoint.path, hint=hint)
 
 
@@ -454,6 +463,9 @@ def average(
         if done.moments:
             lines.append(f"not averaged, optimizer state copied from {checkpoint.path}: {some(done.moments)}")
         findings = [found("batchnorm", where=checkpoint.path)] if done.norms else []
+        findings += differences([*others, checkpoint])
+        if glance(checkpoint) is not None:
+            lines.append(APART)
         made = plan_edits(checkpoint, done.edits, dest)
         return Draft(
             result=partial(

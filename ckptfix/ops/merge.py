@@ -16,6 +16,7 @@ from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.weights import Weights, in_little
 from ckptfix.io.read import Progress
+from ckptfix.ops.adapter import differences
 from ckptfix.ops.any_source import opened
 from ckptfix.ops.extract import open_weights, plan_extraction
 from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out_file, existing
@@ -89,7 +90,7 @@ def merge(
             promise=replace(done.promise(), others=()),
             read=tuple(mark for way, one in zip(ways, taken, strict=True) for mark in way.read or one.files),
             lines=lines,
-            findings=done.plan.findings,
+            findings=(*done.plan.findings, *differences([one.as_checkpoint() for one in taken])),
             exit_code=LOSSES if missing else 0,
         )
 

@@ -100,6 +100,26 @@ def training() -> Iterator[tuple[str, bytes]]:
         yield from ((str(path.relative_to(folder)), path.read_bytes()) for path in paths)
 
 
+def adapter() -> Iterator[tuple[str, bytes]]:
+    """A base, an adapter of PEFT, and one with parts that are not merged."""
+    yield "base.safetensors", safetensors([("fc.weight", "F32", [2, 2], floats(1, 2, 3, 4)),
+                                           ("norm.weight", "F32", [1], floats(1))])  # fmt: skip
+    yield "tuned.safetensors", safetensors([("fc.weight", "F32", [2, 2], floats(2, 4, 3, 4)),
+                                            ("norm.weight", "F32", [1], floats(2))])  # fmt: skip
+    rows = [("lora_A", [1, 2]), ("lora_B", [2, 1])]
+    parts = [(f"base_model.model.fc.{name}.default.weight", "F32", shape, floats(1, 2)) for name, shape in rows]
+    whole = ("base_model.model.norm.weight", "F32", [1], floats(3))
+    yield "peft/adapter_model.safetensors", safetensors([*parts, whole])
+    yield "peft/adapter_config.json", json.dumps({"r": 1, "lora_alpha": 2, "base_model_name_or_path": "a"}).encode()
+    lone = [(name.replace("base_model.model.", "layers.0."), *rest) for name, *rest in parts]
+    yield "alone/adapter_model.safetensors", safetensors(lone)
+    odd = [("lora_unet_a_0.lora_down.weight", "F32", [1, 2], floats(1, 2)),
+           ("lora_unet_b.diff", "F32", [1], floats(1)),
+           ("lora_unet_c.oft_blocks", "F32", [1], floats(1)),
+           ("lora_unet_a_0.alpha", "F32", [], floats(1))]  # fmt: skip
+    yield "odd.safetensors", safetensors(odd)
+
+
 def make() -> Iterator[tuple[str, bytes]]:
     """(name, content) of the files."""
     yield from files().items()
@@ -131,6 +151,7 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "plain.safetensors", safetensors([("a", "F32", [2], floats(1, 2))], metadata={"format": "pt"})
     yield "run/model.safetensors", safetensors([("a", "F32", [2], floats(1, 2))])
     yield "run/trainer_state.json", b"{}"
+    yield from adapter()
     yield "page.pth", b"<!DOCTYPE html><html></html>"
     yield "truncated.pth", wrapped()[:900]
     yield "mixed.pth", wrapped(second="")
@@ -152,7 +173,7 @@ def plan(name: str) -> str:
 
 _RUNS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect ddp.pth", "inspect rich.pth", "inspect meta.pth", "inspect plain.safetensors",
-                "inspect run", "inspect module.pth", "inspect quantized.pth"),
+                "inspect run", "inspect module.pth", "inspect quantized.pth", "inspect peft"),
     "ls": ("ls ddp.pth", "ls rich.pth", "ls page.pth", "ls a.pth", "ls trainer --check",
            "ls quantized.pth", "ls model.pth"),
     "fix": ("fix ddp.pth", "fix plain.safetensors out.safetensors"),
@@ -196,6 +217,14 @@ _RUNS: dict[str, tuple[str, ...]] = {
     "average": ("average a.pth b.pth -o OUT.pth", "average counted.pth counted.pth -o OUT.pth --weights 1,3"),
     "set-metadata": ("set-metadata plain.safetensors OUT.safetensors --set room=b --delete format",),
     "slim": ("slim view.pth OUT.pth", "slim rich.pth OUT.pth --no-optimizer"),
+    "lora_info": ("lora info peft", "lora info alone", "lora info odd.safetensors"),
+    "lora_merge": ("lora merge base.safetensors peft -o OUT.safetensors",
+                   "lora merge base.safetensors peft -o OUT.safetensors --only *fc*"),
+    "lora_convert": ("lora convert alone OUT --to peft --alpha 1",
+                     "lora convert alone OUT.safetensors --to diffusers --alpha 1 --prefix unet"),
+    "lora_extract": ("lora extract base.safetensors tuned.safetensors -o OUT --rank 1",
+                     "lora extract base.safetensors tuned.safetensors -o OUT.safetensors --rank 1 --to kohya "
+                     "--prefix lora_unet"),
     "fleet": ("fleet run plan.jsonl", "fleet status plan.jsonl --list done"),
     "fleet_job": ("fleet run plan.jsonl --dry-run", "fleet run again.jsonl"),
     "undo": ("undo --list edited.pth", "undo edited.safetensors", "undo ddp.pth"),

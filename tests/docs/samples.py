@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import math
+import struct
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -139,6 +141,32 @@ def training_run() -> dict[str, bytes]:
     return _files(lambda folder: cut(built("trainer", folder / "out") / "checkpoint-200" / "optimizer.pt", 60))
 
 
+def adapted() -> dict[str, bytes]:
+    """A base in a folder, an adapter of PEFT for it, one of kohya, and a tuned model."""
+    paths = [f"layers.{layer}.attn.{part}_proj" for layer in range(2) for part in "qv"]
+    numbers = {path: struct.pack("<16f", *(number + step for step in range(16))) for number, path in enumerate(paths)}
+    base = [(f"{path}.weight", "F32", [4, 4], data) for path, data in numbers.items()]
+    tuned = [(name, kind, shape, data[:60] + struct.pack("<f", 9)) for name, kind, shape, data in base]
+    down, up = struct.pack("<8f", *range(8)), struct.pack("<8f", *[1.0] * 8)
+    peft, kohya = [], []
+    for path in paths:
+        peft += [(f"base_model.model.{path}.lora_A.weight", "F32", [2, 4], down),
+                 (f"base_model.model.{path}.lora_B.weight", "F32", [4, 2], up)]  # fmt: skip
+        flat = f"lora_te_{path.replace('.', '_')}"
+        kohya += [(f"{flat}.lora_down.weight", "F32", [2, 4], down), (f"{flat}.lora_up.weight", "F32", [4, 2], up),
+                  (f"{flat}.alpha", "F32", [], struct.pack("<f", 1))]  # fmt: skip
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "small/base"}
+    return {
+        "base/model.safetensors": safetensors(base, metadata={"format": "pt"}),
+        "base/config.json": b"{}",
+        "base/tokenizer.json": b"{}",
+        "tuned.safetensors": safetensors(tuned),
+        "adapter/adapter_model.safetensors": safetensors(peft, metadata={"format": "pt"}),
+        "adapter/adapter_config.json": json.dumps(config).encode(),
+        "style.safetensors": safetensors(kohya, metadata={"ss_network_dim": "2"}),
+    }
+
+
 def _files(make: Callable[[Path], object]) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as place:
         make(Path(place))
@@ -154,6 +182,7 @@ def files() -> dict[str, bytes]:
         **two_ranks(),
         **dcp_folder(),
         **training_run(),
+        **adapted(),
         "pickled.pth": whole_model(),
         "gpu3.pth": wrapped("", "cuda:3"),
         "ddp.pth": wrapped(),

@@ -46,7 +46,7 @@ def writing(name: str, *params: click.Parameter, examples: Sequence[str]) -> Cal
         ) -> int:
             from ckptfix.ops.writing import WriteOptions
 
-            out = where_to(dest, output)
+            out = where_to(dest, output, without="--output")
             with console.progress("flushing to disk", ("writing",)) as progress:
                 how = WriteOptions(force=force or backup, keep_old=backup, dry_run=dry_run, progress=progress)
                 result = function(out, how, **options)

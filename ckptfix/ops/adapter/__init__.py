@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.errors import NoSuchTensor, Refused, printable
+from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, printable
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.names import adapters
 from ckptfix.names.adapters import TITLES, AdapterKey, LayoutName, Method, Role
 from ckptfix.ops import quantized
@@ -216,6 +218,35 @@ def _found_places(checkpoint: Checkpoint) -> list[str]:
     return [at for at, names in keys.items() if adapters.is_adapter(names)]
 
 
+MARKS = ("lora", "hada_w", "lokr_w", ".adapter.linear_")
+"""Parts of keys, one of which is in every adapter."""
+
+
+def glance(checkpoint: Checkpoint) -> Adapter | None:
+    """Return the adapter in a checkpoint; None if it holds none, several, or a damaged one."""
+    if not any(mark in entry.key for entry in checkpoint.entries for mark in MARKS):
+        return None
+    try:
+        return read(checkpoint)
+    except (CkptfixError, ValueError, OverflowError):
+        return None
+
+
+def differences(checkpoints: Sequence[Checkpoint]) -> Iterator[Finding]:
+    """Yield findings about adapters whose tensors are averaged or put together by key."""
+    found_in = [(one.path, adapter) for one in checkpoints if (adapter := glance(one)) is not None]
+    if len(found_in) < 2:
+        return
+    first, one = found_in[0]
+    for path, other in found_in[1:]:
+        for what, mine, theirs in (("ranks", one.ranks, other.ranks), ("alphas", one.alphas, other.alphas),
+                                   ("scales", one.scales, other.scales)):  # fmt: skip
+            if mine != theirs:
+                message = f"{what} of {sorted(theirs)}, and of {sorted(mine)} in {first}"
+                yield found("adapters-differ", message, where=path)
+                break
+
+
 def read(
     checkpoint: Checkpoint,
     *,
@@ -261,10 +292,10 @@ def _read(
     unknown: dict[str, str] = {}
     entries = {entry.key: entry for entry in checkpoint.entries_at(at)}
     for key in entries:
-        found = adapters.parsed(key)
-        kind = adapters.other_kind(key) if found is None else None
-        if found is not None:
-            keys.append(found)
+        row = adapters.parsed(key)
+        kind = adapters.other_kind(key) if row is None else None
+        if row is not None:
+            keys.append(row)
         elif kind is not None:
             unknown[key] = kind
         else:

@@ -1,47 +1,35 @@
-"""Detection of a PEFT adapter's weights, which a loader of models does not accept."""
+"""Detection of an adapter's weights, which a loader of models does not accept."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
-from ckptfix.errors import CkptfixError, printable
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.members import ADAPTER, kind_of
-from ckptfix.io.source import open_source
+from ckptfix.ops import quantized
+from ckptfix.ops.adapter import CONFIG, MOST_TEXT, glance
 from ckptfix.urls import as_path
 
-CONFIG = "adapter_config.json"
-"""File that PEFT writes beside the weights."""
 
-MOST_CONFIG = 1 << 24
-"""Greatest size of that file that is read, in bytes."""
-
-MOST_TEXT = 200
-"""Characters of a name in it that are shown."""
-
-
-def scan(path: str) -> Iterator[Finding]:
-    """Yield a finding for the file at `path` if its name is that of a PEFT adapter's weights."""
+def scan(path: str, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield findings about an adapter: what it is, and what is missing."""
     place = as_path(path)
-    if kind_of(place.name) is not ADAPTER:
-        return
-    base = _text(_config(str(place.with_name(CONFIG))).get("base_model_name_or_path"))
-    of = f" of {base}" if base else ""
-    yield found("peft-adapter", f"{place.name} is a PEFT adapter{of}, not a whole model")
-
-
-def _config(path: str) -> dict[str, object]:
-    """Return the contents of adapter_config.json; empty if it cannot be read."""
-    try:
-        with open_source(path) as source:
-            if source.size > MOST_CONFIG:
-                return {}
-            said = json.loads(source.read(0, source.size))
-    except (CkptfixError, OSError, ValueError, RecursionError):
-        return {}
-    return said if isinstance(said, dict) else {}
+    adapter = glance(checkpoint)
+    what = "" if adapter is None else f": {adapter.described()}"
+    if kind_of(place.name) is ADAPTER:
+        base = _text(quantized.json_beside(checkpoint, CONFIG).get("base_model_name_or_path"))
+        of = f" of {base}" if base else ""
+        yield found("peft-adapter", f"{place.name} is a PEFT adapter{of}, not a whole model{what}")
+    elif adapter is not None and adapter.base:
+        yield found("adapter", f"a base model and an adapter that is not merged{what}")
+    elif adapter is not None:
+        yield found("adapter", f"an adapter, not a whole model{what}")
+    if adapter is not None:
+        yield from (found("adapter-incomplete", f"missing: {one}" if one.startswith(CONFIG) and "," in one
+                          and "states the rank" not in one else one) for one in adapter.missing)  # fmt: skip
 
 
 def _text(value: object) -> str:

@@ -732,7 +732,7 @@ def _trained_whole(side: MessageSide) -> list[str]:
 
 _OTHER_LORA = (
     "load it with the base model that it was trained on, and a recent release of the program, which knows more forms "
-    "of LoRA; ckptfix does not convert between forms yet, because alpha and fused layers differ too"
+    "of LoRA; or write the form that it reads: ckptfix lora convert {source} OUT --to peft|kohya|diffusers|comfy"
 )
 
 

@@ -361,7 +361,7 @@ def _judge(
     yield from judged
     yield from _container(path, checkpoint, fast=fast)
     yield from _edited(checkpoint)
-    yield from scan_adapter.scan(path)
+    yield from scan_adapter.scan(path, checkpoint)
     yield from (replace(remark, severity="error") for remark in rank_shards.remarks(checkpoint, at))
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
     if far and torch_zip.archive_of(checkpoint) is not None:

@@ -50,6 +50,7 @@ class Inspection:
         quantization: name of a quantization scheme -> how many weights have it.
         quantized: the quantized weights, by scheme, bits and group.
         plain_parameters: parameters of the model without its quantization; None if it has none, or if it is unknown.
+        adapter: the adapter in it, in words; None if it holds none.
     """
 
     path: str
@@ -75,6 +76,7 @@ class Inspection:
     quantization: Mapping[str, int] = field(default_factory=dict)
     quantized: tuple[QuantizedWeights, ...] = ()
     plain_parameters: int | None = None
+    adapter: str | None = None
 
     @property
     def named_entries(self) -> tuple[TensorEntry, ...]:
@@ -142,6 +144,7 @@ class Inspection:
             "quantization": dict(self.quantization),
             "quantized": [row.as_dict() for row in self.quantized],
             "plain_parameters": self.plain_parameters,
+            "adapter": self.adapter,
         }
 
 
@@ -224,7 +227,18 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         quantization=quantized.quantization_of(checkpoint).counts,
         quantized=summary_of(checkpoint),
         plain_parameters=plain_parameters(checkpoint, parameters),
+        adapter=_adapter(checkpoint),
     )
+
+
+def _adapter(checkpoint: Checkpoint) -> str | None:
+    if not any("lora" in entry.key or "hada_w" in entry.key or "lokr_w" in entry.key for entry in checkpoint.entries):
+        return None
+    # Files without an adapter are described faster without this import.
+    from ckptfix.ops.adapter import glance
+
+    found = glance(checkpoint)
+    return None if found is None else found.described()
 
 
 PROGRAM = "it is a program"
@@ -285,6 +299,7 @@ def summed_up(inspection: Inspection, most: int = LINES) -> list[tuple[str, list
         ("parameters", [f"{inspection.parameters:,}"]),
         ("tensors", [f"{inspection.tensors:,} holding {size(inspection.nbytes)}"]),
         ("dtypes", [counts(inspection.dtypes)]),
+        ("adapter", [inspection.adapter or ""]),
         ("quantized", _capped([str(row) for row in inspection.quantized], most)),
         ("plain model", [] if inspection.plain_parameters is None else [f"{inspection.plain_parameters:,} parameters"]),
         ("devices", [counts(inspection.devices)]),

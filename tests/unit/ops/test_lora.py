@@ -193,7 +193,8 @@ def test_stable_diffusion_has_two_sets_of_names(tmp_path: Path) -> None:
     for number, name in enumerate(keys, 1):
         tensors[f"lora_unet_{name}.lora_down.weight"] = torch.full((1, 4, 3, 3), float(number))
         tensors[f"lora_unet_{name}.lora_up.weight"] = torch.ones(4, 1, 1, 1)
-    ckptfix.lora_merge(tmp_path / "base.safetensors", [write(Made(tensors), tmp_path / "x")], tmp_path / "o.safetensors")
+    path = write(Made(tensors), tmp_path / "x")
+    ckptfix.lora_merge(tmp_path / "base.safetensors", [path], tmp_path / "o.safetensors")
     found = load_file(tmp_path / "o.safetensors")
     for number, name in enumerate(keys.values(), 1):
         assert found[f"model.diffusion_model.{name}.weight"].unique().item() == 1 + number
@@ -299,7 +300,7 @@ def test_an_adapter_is_extracted_and_resized(small: Path, tmp_path: Path) -> Non
     found = load_file(tmp_path / "out.safetensors")
     assert all(torch.allclose(found[f"{path}.weight"], tuned[f"{path}.weight"], atol=1e-5) for path in PATHS)
     small_one = ckptfix.lora_resize(tmp_path / "new", tmp_path / "less", rank=1)
-    values = [torch.linalg.svdvals((up.double() @ down.double())) ** 2 for down, up in factors(base()).values()]
+    values = [torch.linalg.svdvals(up.double() @ down.double()) ** 2 for down, up in factors(base()).values()]
     best = sum(one[0] for one in values) / sum(one.sum() for one in values)
     assert small_one.whole == pytest.approx(best.item(), abs=1e-5)
     assert ckptfix.lora_info(tmp_path / "less").as_dict()["ranks"] == [{"rank": 1, "modules": 3}]
@@ -346,3 +347,32 @@ def test_writers_agree_with_themselves() -> None:
     """The layouts hold the same numbers, so that a test of all of them is one of each."""
     assert len({len(LAYOUTS[name](base()).tensors) for name in LAYOUTS if name not in ("kohya", "comfy")}) == 1
     assert adapters.merged(base(), 0)[f"{PATHS[0]}.weight"].equal(base()[f"{PATHS[0]}.weight"])
+
+
+def test_adapters_that_differ_are_named(tmp_path: Path) -> None:
+    one = write(peft(base()), tmp_path / "one")
+    same_ranks = Made(peft(base()).tensors, {**PEFT, "lora_alpha": 1})
+    other = write(same_ranks, tmp_path / "two")
+    done = ckptfix.average([one, other], tmp_path / "mean.safetensors")
+    assert [row.id for row in done.findings] == ["adapters-differ"] and "lora merge" in str(done)
+    rows = {key: torch.cat([value, value], 0 if "lora_A" in key else 1) for key, value in same_ranks.tensors.items()}
+    more = write(Made(rows, {**PEFT, "r": 2 * RANK}), tmp_path / "three")
+    with pytest.raises(Refused, match="different shape") as raised:
+        ckptfix.average([one, more], tmp_path / "none.safetensors")
+    assert "lora resize" in str(raised.value.hint)
+    apart = {key.replace("model.layers", "model.decoder"): value for key, value in rows.items()}
+    four = write(Made(apart, {**PEFT, "r": 2 * RANK}), tmp_path / "four")
+    done = ckptfix.merge([one, four], tmp_path / "m.safetensors")
+    assert "adapters-differ" in {row.id for row in done.findings}
+
+
+def test_inspect_and_doctor_say_it_in_a_line(tmp_path: Path) -> None:
+    source = write(LAYOUTS["kohya"](base()), tmp_path / "adapter").rename(tmp_path / "style.safetensors")
+    described = ckptfix.inspect(source).adapter
+    assert described is not None and described.startswith("kohya LoRA, rank 3, alpha 6, 3 modules")
+    assert any(row.id == "adapter" and described in row.message for row in ckptfix.doctor(source).findings)
+    path = write(Made(peft(base()).tensors, {**PEFT, "r": 9}), tmp_path / "peft")
+    found = {row.id: row.message for row in ckptfix.doctor(path).findings}
+    assert "rank 3" in found["peft-adapter"] and "states the rank 9" in found["adapter-incomplete"]
+    save_file(base(), tmp_path / "base.safetensors")
+    assert ckptfix.inspect(tmp_path / "base.safetensors").adapter is None
