@@ -376,6 +376,8 @@ def _lone(module: AdapterModule) -> Iterator[str]:
                 yield f"w{number} of {module.name}"
     if module.method == "LoHa" and "w1_a" not in module.tensors:
         yield f"w1_a of {module.name}"
+    if module.method == "LoRA" and not {"down", "up", "embedding down", "embedding up"} & module.tensors.keys():
+        yield f"down and up of {module.name}"
     if module.method is None and not {"difference", "bias difference"} & module.tensors.keys():
         yield f"the update of {module.name}"
 
@@ -398,6 +400,9 @@ def refuse_missing(adapter: Adapter) -> None:
         message = f"the alpha of {plural(len(unknown), 'module')} is unknown: {some(unknown, 3)}"
         hint = f"put {CONFIG} beside the file, or give --alpha"
         raise Refused(message, path=adapter.path, hint=hint)
+    infinite = [row.name for row in adapter.modules.values() if row.scale is not None and not math.isfinite(row.scale)]
+    if infinite:
+        raise Refused(f"the alpha of {infinite[0]} is not finite", path=adapter.path)
     config = adapter.config
     for option in ("layer_replication", "alora_invocation_tokens", "target_parameters", "use_qalora", "use_bdlora"):
         if config.get(option):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -176,6 +177,8 @@ def lora_merge(
     shares = [float(scale)] * max(len(paths), 1) if isinstance(scale, int | float) else [float(one) for one in scale]
     if len(shares) != max(len(paths), 1):
         raise Refused(f"{plural(len(shares), 'scale')} for {plural(max(len(paths), 1), 'adapter')}")
+    if not all(map(math.isfinite, shares)):
+        raise Refused("a scale is not finite")
     if dtype is not None:
         dtype_of(dtype)
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
@@ -244,6 +247,13 @@ def refuse_unusable(found: Adapter) -> None:
         row = dtypes.find(entry.dtype)
         if not entry.has_data or entry.kind != "dense" or row is None or row.family != "float":
             raise Refused(f"its numbers cannot be computed with: {entry.kind} {entry.dtype}", where=entry.name)
+        if not entry.numel:
+            raise Refused("it has no elements", where=entry.name)
+    for one in found.modules.values():
+        only_bias = one.method is None and "difference" not in one.tensors
+        if not only_bias and size_of(one) is None:
+            shapes = ", ".join(f"{role} {list(entry.shape)}" for role, entry in one.tensors.items() if role != "alpha")
+            raise Refused(f"the tensors of {one.name} do not fit together: {shapes}")
     if found.checkpoint.byteorder != "little":
         raise Refused("adapters are read from little-endian files only", hint="convert it to safetensors first")
 

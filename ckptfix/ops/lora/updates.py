@@ -178,6 +178,8 @@ def size_of(module: AdapterModule) -> tuple[int, int] | None:
             return (count, width) if rank == other else None
         if module.method == "LoRA":
             up, down = shapes["up"], shapes["down"]
+            if len(up) < 2 or len(down) < 2 or (module.turned and (len(up), len(down)) != (2, 2)):
+                return None
             if module.turned:
                 up, down = up[::-1], down[::-1]
             inner = shapes.get("mid", (prod(up[1:]), down[0], 1))

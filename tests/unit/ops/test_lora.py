@@ -208,6 +208,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another rank in the configuration": ({"config": {**PEFT, "r": 5}}, "states the rank 5"),
     "PiSSA": ({"config": {**PEFT, "init_lora_weights": "pissa_niter_4"}}, "changed the base"),
     "OFT": ({"oft": True}, "OFT"),
+    "another rank in one of a pair": ({"rank": True}, "do not fit together"),
+    "no elements": ({"empty": True}, "no elements"),
+    "an alpha that is no number": ({"config": {**PEFT, "lora_alpha": "6"}}, "is unknown"),
 }
 
 
@@ -223,6 +226,10 @@ def test_what_cannot_be_merged_is_refused(small: Path, tmp_path: Path, name: str
         tensors = {key.replace("q_proj", "Wq"): value for key, value in tensors.items()}
     if "half" in how:
         del tensors[next(key for key in tensors if "lora_B" in key)]
+    if "rank" in how:
+        tensors = {key: value[:2] if "lora_A" in key else value for key, value in tensors.items()}
+    if "empty" in how:
+        tensors = {key: value[:0] if "lora_A" in key else value for key, value in tensors.items()}
     if "oft" in how:
         tensors[f"base_model.model.{PATHS[0]}.oft_r"] = torch.ones(2)
     path = write(Made(tensors, how.get("config", made.config)), tmp_path / "adapter")
