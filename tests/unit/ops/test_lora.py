@@ -232,9 +232,11 @@ def test_what_cannot_be_merged_is_refused(small: Path, tmp_path: Path, name: str
         tensors = {key: value[:0] if "lora_A" in key else value for key, value in tensors.items()}
     if "oft" in how:
         tensors[f"base_model.model.{PATHS[0]}.oft_r"] = torch.ones(2)
-    path = write(Made(tensors, how.get("config", made.config)), tmp_path / "adapter")
+    config = None if "rank" in how or "empty" in how else made.config
+    path = write(Made(tensors, how.get("config", config)), tmp_path / "adapter")
+    given: dict[str, Any] = {"alpha": 1.0} if "rank" in how or "empty" in how else {}
     with pytest.raises(Refused, match=words):
-        ckptfix.lora_merge(small, [path], tmp_path / "out.safetensors")
+        ckptfix.lora_merge(small, [path], tmp_path / "out.safetensors", **given)
     assert not (tmp_path / "out.safetensors").exists()
 
 
