@@ -247,6 +247,57 @@ def _layout(key: AdapterKey) -> LayoutName:
     return "peft"
 
 
+class InModel(NamedTuple):
+    """The names of an adapter's file in a model of PEFT.
+
+    Attributes:
+        names: key in the file -> key in the model.
+        base: keys of the model that belong to its base, and not to an adapter.
+    """
+
+    names: Mapping[str, str]
+    base: frozenset[str]
+
+
+def in_model(file: Iterable[str], model: Iterable[str]) -> InModel | None:
+    """Return the names of an adapter's file in a model of PEFT, whose keys have the name of the adapter in them.
+
+    Source: peft/utils/save_and_load.py, set_peft_model_state_dict.
+
+    Returns:
+        None if the file is not an adapter of PEFT, holds the base too, or the model has no adapter, or several.
+    """
+    have = list(file)
+    if not is_adapter(have) or any(has_level(key) for key in have):
+        return None
+    mine: dict[str, str] = {}
+    names: set[str | None] = set()
+    base: set[str] = set()
+    for key in model:
+        one = parsed(key) if ".lora_" in key else None
+        if one is None and is_saved(key):
+            one = whole(key)
+        if one is None:
+            base.add(key)
+            continue
+        names.add(one.adapter)
+        mine[_without_name(key, one.adapter)] = key
+    if len(names) != 1 or None in names:
+        return None
+    made = {}
+    for key in have:
+        one = parsed(key) or whole(key)
+        made[key] = mine.get(_without_name(key, one.adapter), key)
+    return InModel(made, frozenset(base))
+
+
+def _without_name(key: str, name: str | None) -> str:
+    """Return a key as PEFT writes it to a file: without the name of the adapter, and without ``modules_to_save``."""
+    if is_saved(key):
+        return _SAVED.sub("", key)
+    return key if name is None else key.replace(f".{name}.", ".", 1).removesuffix(f".{name}")
+
+
 # Stable Diffusion's U-Net has two sets of names: those of the original code (and of single files), and those of
 # diffusers. Source: huggingface/diffusers, scripts/convert_diffusers_to_original_stable_diffusion.py.
 _RESNET = (("in_layers.0", "norm1"), ("in_layers.2", "conv1"), ("emb_layers.1", "time_emb_proj"),

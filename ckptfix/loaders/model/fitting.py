@@ -19,7 +19,7 @@ from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.model.report import Mismatch
 from ckptfix.loaders.sources import EXTRA_STATE, StateSource
 from ckptfix.loaders.tensors import TensorMaker
-from ckptfix.names import bases, no_weights, wrappers
+from ckptfix.names import adapters, bases, no_weights, wrappers
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.match.fused import Operations, rules, with_operations
@@ -29,6 +29,9 @@ from ckptfix.ops.rename.transform import TransformedTensors
 if TYPE_CHECKING:
     import torch
 
+
+ADAPTER = "adapter name"
+"""The rule for an adapter's file and a model of PEFT, whose keys have the adapter's name in them."""
 
 Prove = Callable[[Matching, Operations, Sequence[Slot]], tuple[Matching, Operations]]
 """Return what is proved of a matching of the slots of a file, or raise an error."""
@@ -127,6 +130,14 @@ def by_names(source: StateSource, target: Target, *, assign: bool = False) -> Fi
     aliases = target.aliases()
     groups = _groups(aliases)
     wanted = set(target.names)
+    adapter = adapters.in_model(source.names, target.names)
+    if adapter is not None:
+        fit = Fit(source, target, ADAPTER, adapter.names)
+        fit.skipped += [Skipped(name, "part of the base model") for name in sorted(adapter.base)]
+        found = {new: old for old, new in adapter.names.items() if new in wanted}
+        over = [old for old, new in adapter.names.items() if new not in wanted]
+        _settle(fit, found, over, assign, adapter.base)
+        return fit
 
     def complete(names: Mapping[str, str]) -> bool:
         here = set(names.values()) & wanted

@@ -385,3 +385,40 @@ def test_inspect_and_doctor_say_it_in_a_line(tmp_path: Path) -> None:
     assert "rank 3" in found["peft-adapter"] and "states the rank 9" in found["adapter-incomplete"]
     save_file(base(), tmp_path / "base.safetensors")
     assert ckptfix.inspect(tmp_path / "base.safetensors").adapter is None
+
+
+def test_an_adapter_is_loaded_into_a_model_that_has_one(tmp_path: Path) -> None:
+    """The model of PEFT has the name of the adapter in its keys, and the base's own keys."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer = torch.nn.Linear(4, 3)
+            self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(4, 2, bias=False)})
+            self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(2, 3, bias=False)})
+
+    class Head(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.original_module = torch.nn.Linear(3, 2)
+            self.modules_to_save = torch.nn.ModuleDict({"default": torch.nn.Linear(3, 2)})
+
+    inner = torch.nn.ModuleDict({"fc": Layer(), "head": Head(), "norm": torch.nn.LayerNorm(3)})
+    model = torch.nn.ModuleDict({"base_model": torch.nn.ModuleDict({"model": inner})})
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    start = "base_model.model."
+    tensors = {f"{start}fc.lora_A.weight": torch.ones(2, 4), f"{start}fc.lora_B.weight": torch.ones(3, 2),
+               f"{start}head.weight": torch.ones(2, 3), f"{start}head.bias": torch.ones(2)}  # fmt: skip
+    path = write(Made(tensors), tmp_path / "adapter")
+    report = ckptfix.load_into(model, path)
+    assert len(report.loaded) == 4 and not report.missing
+    after = model.state_dict()
+    assert {name for name in after if not torch.equal(after[name], before[name])} == set(report.loaded)
+    assert torch.equal(after[f"{start}head.modules_to_save.default.bias"], torch.ones(2))
+    del tensors[f"{start}fc.lora_B.weight"]
+    save_file({**tensors, f"{start}fc.lora_A.weight": torch.ones(5, 4)}, path)
+    with pytest.raises(ckptfix.LoadMismatch) as raised:
+        ckptfix.load_into(model, path)
+    report = raised.value.report
+    assert report is not None and report.missing == (f"{start}fc.lora_B.default.weight",)
+    assert [row.name for row in report.mismatched] == [f"{start}fc.lora_A.default.weight"]
