@@ -173,12 +173,6 @@ FOLDERS: tuple[FindingKind, ...] = (
         "put adapter_config.json beside the file, or correct r and rank_pattern in it",
     ),
     FindingKind(
-        "adapters-differ", "warning", "adapters of different ranks or alphas are put together by key",
-        "The mean of lora_A times the mean of lora_B is not the mean of the updates, and one alpha cannot be right for "
-        "tensors that had two.",
-        (), "merge each adapter into the base with its strength: `ckptfix lora merge BASE A B -o OUT --scale 0.5`",
-    ),
-    FindingKind(
         "index-mismatch", "error", "index and shards disagree about a key",
         "The index sends a loader to a different file than the one that has the tensor, or does not list a "
         "tensor that a shard has.",

@@ -33,6 +33,9 @@ VERBS: tuple[FindingKind, ...] = (
           "BatchNorm statistics are stale: run torch.optim.swa_utils.update_bn(loader, model) before using them",
           "running_mean and running_var are averages of the statistics of the single models; the averaged model "
           "needs its own."),
+    FindingKind("adapters-differ", "warning", "adapters of different ranks or alphas are put together by key",
+          "The mean of lora_A times the mean of lora_B is not the mean of the updates, and one alpha cannot be right "
+          "for tensors that had two: `ckptfix lora merge BASE A B -o OUT --scale 0.5` merges the updates."),
     FindingKind("left-behind", "info", "not in the output",
           "The output's format holds only one state dict, or only strings."),
     FindingKind("lost", "warning", "a tensor that the output's format cannot store",

@@ -219,7 +219,7 @@ def _found_places(checkpoint: Checkpoint) -> list[str]:
 
 
 MARKS = ("lora", "hada_w", "lokr_w", ".adapter.linear_")
-"""Parts of keys, one of which is in every adapter."""
+"""Parts of keys. Every adapter has a key with one of them."""
 
 
 def glance(checkpoint: Checkpoint) -> Adapter | None:
