@@ -349,7 +349,7 @@ def test_as_peft_merges(small: Path, tmp_path: Path) -> None:
     ckptfix.lora_merge(tmp_path / "net.safetensors", [tmp_path / "peft"], tmp_path / "mine.safetensors")
     theirs = model.merge_and_unload().state_dict()
     for name, value in load_file(tmp_path / "mine.safetensors").items():
-        assert torch.allclose(value, theirs[name], rtol=0, atol=1e-6), name
+        assert torch.allclose(value, theirs[name], rtol=1e-6, atol=4e-6), name
 
 
 def test_writers_agree_with_themselves() -> None:
