@@ -19,10 +19,10 @@ from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.put_tensors import PutStorages
 from ckptfix.formats.torch.rewrite import NewStorage, counted, plan_rewrite, renumbered
 from ckptfix.formats.torch.tree import node_of
-from ckptfix.pickles import Call, Dict, parse
+from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, labels
 from ckptfix.pickles.places import NodesByAddress
-from ckptfix.pickles.reemit import Rewritten, reemit
+from ckptfix.pickles.reemit import reemit
 
 
 class ObjectEdit:
@@ -102,14 +102,14 @@ class ObjectEdit:
 
     def plan(self, dest: str) -> Plan:
         """Plan the file or folder with all replacements."""
+        if FORMATS[self.checkpoint.format].folder:
+            return self._folder(dest)
         rewritten = reemit(self._parts.graph, replaced=self._replaced)
         storages = {
             key: NewStorage(storage.data, itemsize, storage.crc32)
             for key, (storage, itemsize) in self._storages.new.items()
             if storage.data is not None
         }
-        if FORMATS[self.checkpoint.format].folder:
-            return self._folder(rewritten, dest)
         keys = None if self._legacy else counted(self._parts.graph, rewritten)
         moved = {key: self._moved(key, storages) for key in keys or ()}
         if keys is not None and None not in moved.values():
@@ -124,14 +124,13 @@ class ObjectEdit:
         data, _, crc32 = self._parts.storages.place(key)
         return None if data is None else NewStorage(data, 1, crc32)
 
-    def _folder(self, rewritten: Rewritten, dest: str) -> Plan:
+    def _folder(self, dest: str) -> Plan:
         """Plan the same for a folder, which has no pickle of its own."""
         checkpoint = self.checkpoint
         format = FORMATS[checkpoint.format]
         assert format.recode is not None
-        graph = parse(rewritten.pickle, path=checkpoint.path, where="edited pickle")
         assembly = Assembly()
-        root = assembly.adopt(graph.root, Storages(self._storages), "")
+        root = assembly.adopt(self._parts.graph.root, Storages(self._storages), "", instead=self._replaced)
         made = assembly.checkpoint(
             root,
             checkpoint.path,

@@ -12,9 +12,10 @@ from typing import Any, cast
 
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.fresh import TUPLES, NewTensorArguments, ints, tail
+from ckptfix.pickles.fresh import TUPLES, ints, tail
 from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId, Set, Text
 from ckptfix.pickles.machine import UNRESOLVABLE
+from ckptfix.pickles.new_tensors import NewTensorArguments
 from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.patch import int_opcode, string_opcode
 
@@ -64,10 +65,10 @@ class Writer:
         gone: Collection[int] = (),
         replaced: Mapping[int, Node] | None = None,
     ) -> None:
-        head = b"\x80\x03" if graph is None else graph.data[graph.start : graph.start + 2]
+        head = b"\x80\x03" if graph is None else graph.strings[graph.start : graph.start + 2]
         # In protocols 0 to 2 the only bytes are the str of Python 2.
         self.python2 = not (head[:1] == b"\x80" and head[1] >= 3)
-        self.data = None if graph is None else graph.data
+        self.data = None if graph is None else graph.strings
         self.whole = not (items or gone or replaced)
         self.items = items or {}
         self.gone = frozenset(gone)
@@ -151,7 +152,7 @@ class Writer:
 
         Return False, and write nothing, if the call would memoize something that other nodes may share.
         """
-        func, kind, location, hooks = cast("Global", node.func), args.kind, args.location, args.hooks
+        func, kind, location, hooks = cast("Global", node.func), args.type, args.location, args.hooks
         heads = self.heads.get((func.name, kind.name, location))
         key = (op.BINUNICODE, args.key)
         number = self.count
@@ -165,7 +166,7 @@ class Writer:
         shape, stride, memo = args.shape, args.stride, self.memo
         if not shape or shape is stride or id(shape) in memo or id(stride) in memo:
             return self._sharing(node, args, heads)
-        alike = func.name, kind.name, location, args.numel, shape, stride, args.requires_grad
+        alike = func.name, kind.name, location, args.numel, args.offset, shape, stride, args.requires_grad
         found = self.tails.get(alike)
         if found is None:
             found = self.tails[alike] = tail(heads, args)
@@ -181,7 +182,7 @@ class Writer:
         memo[id(stride)] = number + 3
         memo[id(node)] = number + 6
         self.count = number + 7
-        self.persids.append(PersId(("storage", kind, args.key, location, args.numel), 0, -1))
+        self.persids.append(args.reference())
         return True
 
     def _sharing(self, node: Call, args: NewTensorArguments, heads: tuple[bytes, bytes, bytes]) -> bool:
@@ -189,10 +190,10 @@ class Writer:
         head, place, last = heads
         number = self.count
         parts = [head, string_opcode(args.key, 2, op.BINUNICODE), _LONG(op.LONG_BINPUT, number), place]
-        parts += (int_opcode(args.numel), b"t", _LONG(op.LONG_BINPUT, number + 1), b"QK\0")
+        parts += (int_opcode(args.numel), b"t", _LONG(op.LONG_BINPUT, number + 1), b"Q", int_opcode(args.offset))
         self.memo[op.BINUNICODE, args.key] = number
         self.count = number + 2
-        self.persids.append(PersId(("storage", args.kind, args.key, args.location, args.numel), 0, -1))
+        self.persids.append(args.reference())
         self.out.append(b"".join(parts))
         self.sizes(args.shape)
         self.sizes(args.stride)
@@ -239,9 +240,9 @@ class Writer:
 
     def text(self, value: Text | str) -> None:
         like = op.BINUNICODE
-        if type(value) is Text and self.data is not None:
+        if type(value) is Text and self.data is not None and value.start >= 0:
             like = self.data[(value.origin or value).start]
-        if like not in _BYTE_STRINGS:
+        if like not in BYTE_STRINGS:
             like = op.BINUNICODE
         key = (like, str(value))
         if not self.fetched(key):
@@ -362,7 +363,9 @@ def _get(index: int) -> bytes:
 
 _LONG = struct.Struct("<BL").pack
 _DOUBLE = struct.Struct(">cd").pack
-_BYTE_STRINGS = frozenset((op.SHORT_BINSTRING, op.BINSTRING, op.STRING))
+BYTE_STRINGS = (op.SHORT_BINSTRING, op.BINSTRING, op.STRING)
+"""Opcodes that push the bytes of a str of Python 2."""
+
 _CALLS = {"REDUCE": b"R", "NEWOBJ": b"\x81", "NEWOBJ_EX": b"\x92"}
 
 _LEAVES: dict[type, Callable[..., None]] = {

@@ -16,6 +16,7 @@ from typing import NamedTuple, final
 from ckptfix.pickles.graph import Call, Global, Node, PersId, Text, use_of
 from ckptfix.pickles.molds import PHRASE, CallTemplate
 from ckptfix.pickles.molds import numbers as numbers_of
+from ckptfix.pickles.new_tensors import NewTensorArguments
 
 AFTER_REDUCE = 6
 """Bytes from the REDUCE of a phrase to its end."""
@@ -295,6 +296,14 @@ class Phrases:
         hooks = Call(mold.hooks, (), "REDUCE", at + starts[16] - 1)
         # Each call gets its own tuples: a tuple that two calls share would be written as shared.
         return persid, mold.offset, (*mold.shape,), (*mold.stride,), mold.requires_grad, hooks
+
+    def plain(self, call: Call) -> NewTensorArguments:
+        """Return the arguments of `call` without their places in the stream."""
+        row = bisect_right(self.starts, call.position) - 1
+        at, mold = self.starts[row], self.molds[self.of[row]]
+        key = self.data[at + mold.starts[4] : at + mold.ends[4]].decode("ascii")
+        layout = mold.offset, (*mold.shape,), (*mold.stride,)
+        return NewTensorArguments(mold.type, key, mold.location, mold.numel, layout, mold.requires_grad, mold.hooks)
 
     def given(self, row: int) -> list[Node]:
         """Return the nodes that phrase `row` memoizes, in order; first the key before it, if that was read with it."""

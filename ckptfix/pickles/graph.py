@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, final
 
+if TYPE_CHECKING:
+    from ckptfix.pickles.new_tensors import NewTensorArguments
+
 Node: TypeAlias = (
     "bool | int | float | bytes | bytearray | str | tuple[Node, ...] | list[Node] "
     "| Global | Call | PersId | Dict | Set | None"
@@ -40,6 +43,11 @@ def use_of(value: str, start: int, end: int, origin: Text | None = None) -> Text
     return use
 
 
+def new_text(value: str) -> Text:
+    """Return a use of `value` that no stream pushes; written, it is unicode."""
+    return use_of(str(value), -1, -1)
+
+
 @final
 class Global:
     """A name that an unpickler would import: `module` and `name`, pushed from `start` on. It is never resolved."""
@@ -65,6 +73,9 @@ class Folded(Protocol):
 
     def arguments(self, call: Call) -> tuple[Node, ...]:
         """Return the arguments of `call`, newly created."""
+
+    def plain(self, call: Call) -> NewTensorArguments:
+        """Return the arguments of `call` without places in a stream."""
 
 
 class LazyItems(Protocol):

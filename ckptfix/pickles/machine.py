@@ -25,7 +25,8 @@ SHORT = 200
 MAX_REPEATED = 1 << 26
 """Most characters in strings longer than `SHORT` that are fetched from the memo: names are fetched once or twice."""
 
-_MAPPINGS = ("OrderedDict", "Counter")
+MAPPINGS = ("OrderedDict", "Counter")
+"""Classes of `collections` on which the unpickler of weights_only=True sets items."""
 
 
 def _py2_text(raw: bytes, start: int, end: int) -> Text | bytes:
@@ -237,7 +238,7 @@ class RareOpcodes:
     def set_items(self, target: Node, items: Iterable[tuple[Node, Node]], pos: int) -> None:
         """Execute SETITEM or SETITEMS, which the unpickler of weights_only=True allows on three kinds of mapping."""
         set_items(target, items)
-        if type(target) is Call and not any(target.is_call_of("collections", name) for name in _MAPPINGS):
+        if type(target) is Call and not any(target.is_call_of("collections", name) for name in MAPPINGS):
             self.graph.misuses.append((pos, "items are set on something that is not a dict, OrderedDict or Counter"))
 
     def extend(self, target: Node, values: list[Node], pos: int) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ckptfix.pickles.folded import Phrases
 from ckptfix.pickles.graph import Call, Global, Node, PersId, Text
+from ckptfix.pickles.new_tensors import NewTensors
 
 
 class Graph:
@@ -40,7 +43,18 @@ class Graph:
         self.frames: list[tuple[int, int]] = []
         self.rare: dict[int, int] = {}
         self.misuses: list[tuple[int, str]] = []
-        self.phrases: Phrases | None = None
+        self.phrases: Phrases | NewTensors | None = None
+
+    @property
+    def strings(self) -> bytes:
+        """The stream that spans of strings index."""
+        return self.data
+
+    def around(self, root: Node) -> Graph:
+        """Return a graph of `root`, new nodes around some of these, to be written; nothing else of it is known."""
+        made = Graph(self.strings, self.start)
+        made.root, made.protocol = root, self.protocol
+        return made
 
     @property
     def calls(self) -> list[Call]:
@@ -52,6 +66,10 @@ class Graph:
         """Every persistent id, in order."""
         self.unfold()
         return self.loose_persids
+
+    def references(self) -> Iterable[PersId]:
+        """Return every persistent id, in order; for folded calls it may be a copy."""
+        return self.persids
 
     def storages(self) -> set[str]:
         """Return the keys of the storages that persistent ids refer to: the third field of each, if it is text."""

@@ -49,13 +49,23 @@ def reemit(
     writer = Writer(graph, items, gone, replaced)
     writer.run(graph.root)
     if writer.pairs_of_states:
-        # Two states of one object are kept as a pair, and so is the state of a class with __slots__. The number of
-        # BUILDs tells them apart.
-        builds = sum(opcode.code == op.BUILD for opcode in op.walk(graph.data, graph.start, graph.end))
-        if builds > sum(type(node) is Call and node.state is not None for node in every_node(graph.root)):
-            raise Unsupported("state is set twice on one object, or is set on an object that was discarded")
+        refuse_two_states(graph)
     protocol = max(graph.protocol, 2)
     return Rewritten(b"".join((bytes((op.PROTO, protocol)), *writer.out, b".")), tuple(writer.persids))
+
+
+def refuse_two_states(graph: Graph) -> None:
+    """Refuse a stream that sets the state of an object twice.
+
+    Two states of one object are kept as a pair, and so is the state of a class with ``__slots__``. The number of BUILDs
+    tells them apart.
+
+    Raises:
+        Unsupported: it does.
+    """
+    builds = sum(opcode.code == op.BUILD for opcode in op.walk(graph.data, graph.start, graph.end))
+    if builds > sum(type(node) is Call and node.state is not None for node in every_node(graph.root)):
+        raise Unsupported("state is set twice on one object, or is set on an object that was discarded")
 
 
 def every_node(root: Node, *, folded: bool = True) -> Iterator[Node]:

@@ -25,7 +25,7 @@ from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.source import is_file, mark, open_source
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 from ckptfix.pickles import Dict
-from ckptfix.pickles.graph import Node
+from ckptfix.pickles.graph import Node, new_text
 from ckptfix.urls import as_path
 from ckptfix.words import plural
 
@@ -87,7 +87,7 @@ class Nesting:
     def _set(self, at: Dict | list[Node], key: str | int, value: Node, path: Path) -> None:
         if isinstance(at, Dict):
             self._inside[id(at)][str(key)] = value
-            at.items.append((key, value))
+            at.items.append((new_text(str(key)), value))
             return
         assert isinstance(key, int)
         self._gaps += max(key - len(at), 0)

@@ -34,7 +34,6 @@ from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp import pickled
 from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey, StorageInfo
 from ckptfix.formats.dcp.skim import MAX_PARTS
-from ckptfix.formats.folders.assembly import grafted
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.common import PickledObject, fields, little_endian, pickled_object, view_of
 from ckptfix.formats.torch.emit import tensor_call
@@ -43,6 +42,7 @@ from ckptfix.formats.torch.zip_layout import fresh_records
 from ckptfix.io.elements import row_major, why_unresolved
 from ckptfix.io.virtual_files import crc32_of
 from ckptfix.pickles import Call, Global, Graph, PersId
+from ckptfix.pickles.copies import grafted
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.graph import Node, holds_objects, label, pairs
 from ckptfix.pickles.reemit import every_node, reemit

@@ -1,13 +1,13 @@
 """A checkpoint of many files, assembled into one object.
 
 A format whose files hold tensors by key, in pieces, or as separate values builds the object that one torch.save of the
-whole checkpoint would have pickled, out of inert nodes. The object is written as a pickle in memory and read like any
-other. The code for torch files then finds its names, state dicts, optimizers, values and edits.
+whole checkpoint would have pickled, out of inert nodes. The code for torch files reads it like one that it parsed, and
+finds its names, state dicts, optimizers, values and edits. A pickle of it is only made where one is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,13 @@ from ckptfix.checkpoint import Checkpoint, Data, FileVersion, TensorEntry, conti
 from ckptfix.errors import Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import calls, common
-from ckptfix.formats.torch.emit import dense_call, reference
-from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
-from ckptfix.pickles.fresh import NewTensorArguments
-from ckptfix.pickles.graph import Node, labels
+from ckptfix.formats.torch.emit import dense_call
+from ckptfix.pickles import Call, Dict, Global, PersId
+from ckptfix.pickles.copies import grafted
+from ckptfix.pickles.graph import Node, labels, new_text
+from ckptfix.pickles.new_tensors import NewTensorArguments
 from ckptfix.pickles.places import NodesByAddress
-from ckptfix.pickles.reemit import reemit
+from ckptfix.pickles.unwritten import unwritten
 
 _ORDERED_DICT = Global("collections", "OrderedDict", 0)
 _TENSOR = Global(calls.TENSOR_V2.module, calls.TENSOR_V2.name, 0)
@@ -60,14 +61,14 @@ class Assembly:
         if kind is None and row.storage_class is not None:
             kind = self._kinds[dtype] = Global("torch", row.storage_class, 0)
         if kind is not None:
-            layout = shape, contiguous_stride(shape)
+            layout = 0, shape, contiguous_stride(shape)
             made: Any = NewTensorArguments(
                 kind, key, "cpu", nbytes // row.itemsize, layout, requires_grad, _ORDERED_DICT
             )
             return Call.folded_at(_TENSOR, 0, made)
 
         def refer(kind: Global, count: int) -> PersId:
-            return reference(kind, key, "cpu", count, legacy=False)
+            return PersId((new_text("storage"), kind, new_text(key), new_text("cpu"), count), 0, -1)
 
         return dense_call(dtype, nbytes, refer, (0, shape, contiguous_stride(shape)), requires_grad=requires_grad)
 
@@ -78,12 +79,14 @@ class Assembly:
         prefix: str,
         location: str | None = None,
         replaced: Mapping[int, Node] | None = None,
+        instead: Mapping[int, Node] | None = None,
     ) -> Node:
         """Return a copy of the object `root` of another torch file, with `prefix` before its storage keys.
 
         Args:
             location: the device of its tensors; by default the one that they state.
-            replaced: ``id`` of nodes -> the nodes that replace them everywhere.
+            replaced: ``id`` of nodes -> the nodes of this object that replace them everywhere.
+            instead: ``id`` of nodes -> the nodes whose copies replace them.
 
         Raises:
             Unsupported: it refers to a part of a storage.
@@ -91,7 +94,7 @@ class Assembly:
 
         def fields_of(node: PersId) -> tuple[Node, ...] | None:
             fields = node.fields
-            if len(fields) < 5 or type(fields[2]) is not Text:
+            if len(fields) < 5 or not isinstance(fields[2], str):
                 return None
             if common.view_of(node) is not None:
                 message = "a tensor uses a view of a storage, as torch before 0.4 wrote it"
@@ -102,9 +105,10 @@ class Assembly:
                 data, nbytes, crc32 = storages.place(str(fields[2]))
                 known = data is not None and nbytes >= 0
                 self._adopted[old] = self.storage(data, crc32) if known and data is not None else f"lacking {old}"
-            return (*fields[:2], self._adopted[old], fields[3] if location is None else location, fields[4])
+            to = fields[3] if location is None else location
+            return (*fields[:2], self._adopted[old], to, fields[4])
 
-        return grafted(root, fields_of, replaced)
+        return grafted(root, fields_of, replaced, instead)
 
     def checkpoint(
         self,
@@ -121,9 +125,7 @@ class Assembly:
         Raises:
             BadPickle: torch could not have saved such an object.
         """
-        graph = Graph(b"\x80\x02", 0)
-        graph.root = root
-        made = parse(reemit(graph).pickle, path=path, where="the object of its files")
+        made = unwritten(root, path=path, where="the object of its files")
         places = self._places
 
         def place(key: str) -> tuple[Data | None, int, int | None]:
@@ -188,84 +190,18 @@ def _drop(node: Node, names: set[str]) -> None:
 def mapping(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> Dict:
     """Build a plain dict of these rows."""
     made = Dict()
-    made.items = list(rows.items() if isinstance(rows, Mapping) else rows)
+    made.items = _named(rows)
     return made
 
 
 def ordered(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> Call:
     """Build an OrderedDict of these rows."""
     made = Call(_ORDERED_DICT, (), "REDUCE", 0)
-    items = list(rows.items() if isinstance(rows, Mapping) else rows)
-    made.items = items or None
+    made.items = _named(rows) or None
     return made
 
 
-MAX_TUPLES = 200
-"""The limit of the depth of nested tuples; real programs nest only a few."""
-
-
-def grafted(
-    root: Node,
-    reference: Callable[[PersId], tuple[Node, ...] | None],
-    replaced: Mapping[int, Node] | None = None,
-) -> Node:
-    """Return a copy of `root` whose strings no longer refer to the text of another pickle.
-
-    Args:
-        reference: a reference to a storage -> its new fields, or None to keep its fields.
-        replaced: ``id`` of nodes -> the nodes that replace them.
-    """
-    made: dict[int, Node] = dict(replaced or {})
-    kept: list[Node] = []
-    unfilled: list[tuple[Node, Node]] = []
-
-    def copy(node: Node, depth: int = 0) -> Node:
-        kind = type(node)
-        if kind is Text:
-            return str(node)
-        if kind not in _HOLDERS:
-            return node
-        if id(node) in made:
-            return made[id(node)]
-        new: Node
-        if isinstance(node, tuple):
-            if depth > MAX_TUPLES:
-                raise Unsupported("the object has tuples nested too deeply")
-            new = tuple(copy(part, depth + 1) for part in node)
-        else:
-            new = _empty(node)
-            unfilled.append((node, new))
-        made[id(node)] = new
-        kept.append(node)
-        return new
-
-    top = copy(root)
-    while unfilled:
-        node, new = unfilled.pop()
-        if isinstance(node, list) and isinstance(new, list):
-            new += [copy(part) for part in node]
-        elif isinstance(node, Dict) and isinstance(new, Dict):
-            new.items = [(copy(key), copy(value)) for key, value in node.items]
-        elif isinstance(node, Set) and isinstance(new, Set):
-            new.elements = [copy(part) for part in node.elements]
-        elif isinstance(node, PersId) and isinstance(new, PersId):
-            fields = reference(node)
-            new.pid = copy(node.pid) if fields is None else tuple(copy(field) for field in fields)
-        elif isinstance(node, Call) and isinstance(new, Call):
-            new.func, new.args, new.kwargs, new.state = map(copy, (node.func, node.args, node.kwargs, node.state))
-            new.items = None if node.items is None else [(copy(key), copy(value)) for key, value in node.items]
-            new.elements = None if node.elements is None else [copy(part) for part in node.elements]
-    return top
-
-
-_HOLDERS = frozenset((tuple, list, Dict, Set, Call, PersId))
-
-
-def _empty(node: Node) -> Node:
-    if isinstance(node, Set):
-        return Set(node.kind, [])
-    if isinstance(node, PersId):
-        return PersId(None, 0, -1)
-    if isinstance(node, Call):
-        return Call(None, (), node.how, 0)
-    return Dict() if isinstance(node, Dict) else []
+def _named(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
+    """Return the rows with new keys: each use of a string is one of its own."""
+    pairs = rows.items() if isinstance(rows, Mapping) else rows
+    return [(new_text(key) if isinstance(key, str) else key, value) for key, value in pairs]

@@ -19,6 +19,7 @@ from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.call_text import call_text
 from ckptfix.pickles.names import survey
+from ckptfix.pickles.unwritten import stream_of
 
 _BYTES = frozenset((
     op.BINBYTES, op.SHORT_BINBYTES, op.BINBYTES8, op.BYTEARRAY8, op.STRING, op.BINSTRING, op.SHORT_BINSTRING,
@@ -125,12 +126,13 @@ def old_strings(parts: PickledObject) -> OldStrings | None:
     codes = {op.STRING, op.BINSTRING, op.SHORT_BINSTRING} & set(graph.rare)
     if not codes:
         return None
-    for opcode in op.walk(graph.data, graph.start, graph.end):
+    data, start, end = stream_of(graph)
+    for opcode in op.walk(data, start, end):
         if opcode.code not in codes:
             continue
         # A length precedes the bytes; STRING is a line of text in which high bytes are written \\x...
         width = {op.BINSTRING: 4, op.SHORT_BINSTRING: 1}.get(opcode.code, 0)
-        text = graph.data[opcode.arg + width : opcode.end]
+        text = data[opcode.arg + width : opcode.end]
         if not text.isascii() or (not width and b"\\x" in text):
             return OldStrings(opcode.start, True)
     return OldStrings(min(graph.rare[code] for code in codes), False)
@@ -143,12 +145,13 @@ def hidden_in_bytes(parts: PickledObject) -> Iterator[tuple[int, list[str]]]:
     encoded = any(node.name == "encode" and node.module == "_codecs" for node in graph.globals)
     if not encoded and not _BYTES & set(graph.rare):
         return
-    seen = survey(lambda offset, length: graph.data[offset : offset + length], graph.start, graph.end)
+    data, start, end = stream_of(graph)
+    seen = survey(lambda offset, length: data[offset : offset + length], start, end)
     for inner in seen.inner:
-        data = graph.data[inner.at : inner.at + inner.length]
+        found = data[inner.at : inner.at + inner.length]
         if inner.text:
-            data = data.decode("utf-8", "replace").encode("latin-1", "replace")
-        if named := _named_in(data):
+            found = found.decode("utf-8", "replace").encode("latin-1", "replace")
+        if named := _named_in(found):
             yield inner.at, named
 
 

@@ -18,6 +18,7 @@ from ckptfix.pickles import Graph, PersId, Text
 from ckptfix.pickles.folded import Phrases
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.molds import CallTemplate
+from ckptfix.pickles.new_tensors import NewTensorArguments, NewTensors
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint.tree import Item, ValueTree
@@ -177,7 +178,7 @@ def referred(checkpoint: Checkpoint, *, in_object: bool = False) -> Iterator[Sto
 
     graph = parts.graph
     nodes = every_node(graph.root) if in_object else ()
-    for persid in (node for node in nodes if type(node) is PersId) if in_object else graph.persids:
+    for persid in (node for node in nodes if type(node) is PersId) if in_object else graph.references():
         with suppress(BadTensor):
             yield parts.storages(persid)
 
@@ -337,7 +338,7 @@ def loose_references(graph: Graph) -> Iterator[tuple[str, str, str, int]]:
 
 
 def folded_references(
-    phrases: Phrases, is_absent: Callable[[str], bool] = lambda location: False
+    phrases: Phrases | NewTensors, is_absent: Callable[[str], bool] = lambda location: False
 ) -> tuple[list[str], list[int | None]]:
     """Return the keys in folded calls, and the bytes that each reference states; None for an unknown storage class.
 
@@ -376,7 +377,7 @@ def typed_apart(graph: Graph) -> dict[str, tuple[str, ...]]:
     return {key: tuple(kinds) for key, kinds in found.items() if len(kinds) > 1}
 
 
-def _kind(mold: CallTemplate) -> str | None:
+def _kind(mold: CallTemplate | NewTensorArguments) -> str | None:
     """Return the dtype of the storage class in folded calls; None if it is unknown, or the storage has no data."""
     with suppress(BadTensor):
         return None if mold.location == "meta" else storage_dtype(mold.type)

@@ -23,6 +23,8 @@ from ckptfix.pickles import Call, Graph, Patch, PersId, Text, parse, splice
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.patch import PushedValue, int_opcode, items_pushed, string_opcode
+from ckptfix.pickles.reemit import reemit
+from ckptfix.pickles.unwritten import UnwrittenGraph
 
 
 @dataclass(slots=True)
@@ -38,6 +40,13 @@ class _Recoding:
         self.patches[new.start] = new
 
 
+    def leave_source(self, persid: PersId) -> None:
+        """Add the finding for a class whose source is left out."""
+        name = getattr(persid.fields[1], "full", "a class")
+        message = f"the source text of {name} is left out: a zip checkpoint has no place for it"
+        self.findings.append(found("left-behind", message, where=name))
+
+
 def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
     """Plan a legacy file from a zip checkpoint, with the same object.
 
@@ -51,12 +60,17 @@ def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
         raise legacy_layout.untyped_refusal(checkpoint.path, "an untyped storage")
     units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
     out = _Recoding()
+    new = isinstance(parts.graph, UnwrittenGraph)
+    replaced: dict[int, Node] = {}
     for persid, key, itemsize, data, crc32 in _references(checkpoint):
-        _beside(persid, checkpoint.path)
-        out.patch(Patch(persid.tuple_end, persid.tuple_end, b"N"))
+        if new:
+            replaced[id(persid)] = PersId((*persid.fields, None), persid.position, -1)
+        else:
+            _beside(persid, checkpoint.path)
+            out.patch(Patch(persid.tuple_end, persid.tuple_end, b"N"))
         data = little_endian(data, checkpoint.byteorder, units.get((file_of(data), key), itemsize))
         out.storages.setdefault(key, (data, crc32, itemsize))
-    pickle = splice(parts.graph, out.patches.values())
+    pickle = reemit(parts.graph, replaced=replaced).pickle if new else splice(parts.graph, out.patches.values())
     storages = [(key, data, itemsize) for key, (data, _, itemsize) in out.storages.items()]
     return Plan((OutputFile.of(dest, legacy_layout.fresh(pickle, storages, dest)),), tuple(out.findings))
 
@@ -67,9 +81,12 @@ def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
     parts = pickled_object(checkpoint)
     graph = parts.graph
     out = _Recoding()
-    owners = _owners(checkpoint)
-    _drop_sources(out, graph, checkpoint.path)
-    for persid, key, itemsize, data, crc32 in _references(checkpoint):
+    new = isinstance(graph, UnwrittenGraph)
+    replaced = _without_sources(out, graph) if new else {}
+    if not new:
+        _drop_sources(out, graph, checkpoint.path)
+    owners = {} if new else _owners(checkpoint)
+    for persid, key, itemsize, data, crc32 in _references(checkpoint, in_place=not new):
         pid = persid.fields
         if len(pid) > 5:
             _beside(persid, checkpoint.path)
@@ -79,7 +96,7 @@ def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
                 _resolve_view(out, checkpoint, persid, items, owners, itemsize)
                 continue
         out.storages.setdefault(key, (data, crc32, itemsize))
-    pickle = splice(graph, out.patches.values())
+    pickle = reemit(graph, replaced=replaced).pickle if new else splice(graph, out.patches.values())
     if out.findings:
         # A dropped string may have defined a memo entry that other opcodes fetch: check by parsing the result.
         parse(pickle, path=checkpoint.path, where="recoded pickle")
@@ -87,11 +104,13 @@ def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
     return Plan((OutputFile.of(dest, zip_layout.fresh(pickle, storages)),), tuple(out.findings))
 
 
-def _references(checkpoint: Checkpoint) -> Iterator[tuple[PersId, str, int, Data, int | None]]:
-    """Yield each storage reference with its key, bytes of an element, data and CRC-32."""
+def _references(
+    checkpoint: Checkpoint, *, in_place: bool = True
+) -> Iterator[tuple[PersId, str, int, Data, int | None]]:
+    """Yield each storage reference with its key, bytes of an element, data and CRC-32; copies unless `in_place`."""
     parts = pickled_object(checkpoint)
     places = parts.storages.place
-    for persid in parts.graph.persids:
+    for persid in parts.graph.persids if in_place else parts.graph.references():
         if _is_source(persid):
             continue
         try:
@@ -112,6 +131,14 @@ def _is_source(persid: PersId) -> bool:
     return type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[0]) is Text
 
 
+def _without_sources(out: _Recoding, graph: Graph) -> dict[int, Node]:
+    """Return the class alone for each class with its source, in an object that no stream holds."""
+    sources = list(filter(_is_source, graph.loose_persids))
+    for persid in sources:
+        out.leave_source(persid)
+    return {id(persid): persid.fields[1] for persid in sources}
+
+
 def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
     """Replace each class with its source by the class alone, as in a zip.
 
@@ -128,9 +155,7 @@ def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
             raise _unmovable("it is a class whose reference is not written out", path, persid)
         out.patch(Patch(start, persid.position + 1, graph.data[kept.start : kept.end]))
         gone += [(start, kept.start), (kept.end, persid.position + 1)]
-        name = getattr(persid.fields[1], "full", "a class")
-        message = f"the source text of {name} is left out: a zip checkpoint has no place for it"
-        out.findings.append(found("left-behind", message, where=name))
+        out.leave_source(persid)
     if not gone:
         return
     starts = [start for start, _ in gone]

@@ -15,6 +15,7 @@ from ckptfix.formats.torch.object import NodeSite, TorchObject, find_devices
 from ckptfix.pickles import Call, Graph, Patch, Text
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.folded import Phrases
+from ckptfix.pickles.new_tensors import NewTensors
 from ckptfix.pickles.patch import KeyPatches, Patches, int_opcode, items_pushed, string_patches
 from ckptfix.pickles.rows import Rows
 
@@ -56,7 +57,7 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> Patches:
     return Patches(string_patches(found.graph, strings) + others, keys)
 
 
-def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrases: Phrases) -> bool:
+def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrases: Phrases | NewTensors) -> bool:
     """Return whether folded calls need no patch: their strings stay, or are locations that change at their source."""
     moves: dict[str, str] = {}
     fetched = phrases.fetched()

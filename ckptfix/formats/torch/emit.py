@@ -153,9 +153,7 @@ def fresh(
     if not copied:
         return NewPickle(emit(root), storages.rows, storages.itemsizes)
     assert calls is not None
-    graph = Graph(calls.graph.data, calls.graph.start)
-    graph.root = root
-    return NewPickle(reemit(graph).pickle, storages.rows, storages.itemsizes)
+    return NewPickle(reemit(calls.graph.around(root)).pickle, storages.rows, storages.itemsizes)
 
 
 def _read_apart(entries: Iterable[TensorEntry]) -> frozenset[tuple[str, str]]:

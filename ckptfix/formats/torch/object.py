@@ -36,6 +36,7 @@ from ckptfix.pickles.graph import (
     pairs,
     payload_of,
 )
+from ckptfix.pickles.new_tensors import NewTensorArguments
 from ckptfix.pickles.rows import Rows, rows_of
 
 StorageLike = Callable[[str, Storage], Storage]
@@ -140,9 +141,12 @@ class TorchObject:
         """Return the entries of all tensors, and a finding for each call that does not describe a tensor."""
         entries = []
         findings = []
-        firsts: dict[int, TensorEntry] = {}
+        firsts: dict[object, TensorEntry] = {}
         for at, key, made in self.tensors.unmade():
             try:
+                if type(made) is Call and type(made.folded) is NewTensorArguments and _is_alone(made):
+                    entries.append(_new_entry(made, key, at, storage_of, alike, firsts))
+                    continue
                 if not isinstance(made, Alone):
                     entries.append(tensor_entry(made, key, at, storage_of))
                     continue
@@ -183,6 +187,21 @@ class TorchObject:
         from ckptfix.formats.torch.tree import value_of
 
         return versions_of(value_of(self.metadata.get(at)))
+
+
+def _new_entry(
+    call: Call, key: str, at: str, storage_of: StorageOf, alike: StorageLike, firsts: dict[object, TensorEntry]
+) -> TensorEntry:
+    """Return the entry of a tensor in an object that no stream holds; `firsts` has the first entry of each layout."""
+    made = call.folded
+    assert type(made) is NewTensorArguments
+    kind = made.type.name, made.location, made.numel, made.offset, made.shape, made.stride
+    first = firsts.get(kind)
+    if first is None or first.storage is None:
+        firsts[kind] = entry = tensor_entry(call, key, at, storage_of)
+        return entry
+    held = alike(made.key, first.storage)
+    return TensorEntry(key, at, held, first.dtype, made.shape, made.stride, made.offset, made.requires_grad)
 
 
 MAX_ADDRESS = 1024

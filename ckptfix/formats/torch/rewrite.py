@@ -84,11 +84,8 @@ def written(checkpoint: Checkpoint, root: Any) -> Rewritten:
     Raises:
         Unsupported: a node cannot be written.
     """
-    old = pickled_object(checkpoint).graph
-    graph = Graph(old.data, old.start)
     # Strings find the opcode that pushed them by their offset in the old stream; the rest of it is not used.
-    graph.end = graph.start
-    graph.root = root
+    graph = pickled_object(checkpoint).graph.around(root)
     graph.protocol = PROTOCOL
     return reemit(graph)
 

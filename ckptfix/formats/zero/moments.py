@@ -21,7 +21,7 @@ from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero.joined_tensors import Joiner, Table
 from ckptfix.formats.zero.partitions import Cuts, Shape
 from ckptfix.formats.zero.states import Lost, Model, Optim, ZeroRankFile
-from ckptfix.pickles.graph import Node, pairs
+from ckptfix.pickles.graph import Node, new_text, pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class OptimizerMoments:
         for options, names in self.groups:
             own = assembly.adopt(options, storages, "optimizer.", location="cpu")
             rest = [(key, value) for key, value in pairs(own) or () if key != "params"]
-            groups.append(mapping([*rest, ("params", list(names))]))
+            groups.append(mapping([*rest, ("params", list(map(new_text, names)))]))
         return mapping({"state": mapping(state), "param_groups": groups})
 
 

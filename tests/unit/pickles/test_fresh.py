@@ -6,8 +6,8 @@ from typing import Any
 
 from ckptfix.pickles import Call, Dict, Global, PersId
 from ckptfix.pickles.emit import emit
-from ckptfix.pickles.fresh import NewTensorArguments
 from ckptfix.pickles.graph import Node
+from ckptfix.pickles.new_tensors import NewTensorArguments
 
 HOOKS = Global("collections", "OrderedDict", 0)
 SHAPES: list[tuple[int, ...]] = [(8,), (), (2, 3), (70_000,), (1, 2, 3, 4), (0, 3), (3_000_000_000, 2)]
@@ -27,7 +27,7 @@ def tensors(fresh: bool) -> Dict:
         key, location = str(number), "cpu" if number % 3 else "cuda:0"
         func = Global("torch._utils", "_rebuild_tensor_v2", 0)
         if fresh:
-            args: Any = NewTensorArguments(kind, key, location, number, (shape, stride), number % 7 == 0, HOOKS)
+            args: Any = NewTensorArguments(kind, key, location, number, (0, shape, stride), number % 7 == 0, HOOKS)
             call = Call.folded_at(func, 0, args)
         else:
             persid = PersId(("storage", kind, key, location, number), 0, -1)

@@ -21,6 +21,7 @@ from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, t
 from ckptfix.formats.torch.tree import value_of
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.reemit import Rewritten, every_node, reemit, still_written
+from ckptfix.pickles.unwritten import UnwrittenGraph
 from ckptfix.zips.names import safe_name
 
 MAX_BELOW = 1_000_000
@@ -155,7 +156,7 @@ class DamagedObject(StorageTable):
         """
         graph = self._found.graph
         resized = self._resized(counts)
-        if gone or resized or unused:
+        if gone or resized or unused or isinstance(graph, UnwrittenGraph):
             return reemit(graph, items=items, gone=gone, replaced=resized)
         return Rewritten(graph.data[graph.start : graph.end], tuple(graph.persids))
 

@@ -1,8 +1,8 @@
 """Code shared by these formats: the object in the form of a zip checkpoint, and the refusal to edit or write them.
 
 Each format stores a storage in its own way. The storage is replaced by the reference that a zip checkpoint has for it,
-``('storage', class, key, location, numel)``, and the object is rewritten in memory, so that all code that reads a
-checkpoint can read this one. Its calls and globals keep their offsets in the file.
+``('storage', class, key, location, numel)``, so that all code that reads a checkpoint can read this one. Its calls and
+globals keep their offsets in the file.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from ckptfix.errors import Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import weights_only
-from ckptfix.pickles import Call, Global, Graph, PersId, parse
-from ckptfix.pickles.graph import Node
-from ckptfix.pickles.reemit import children_to_write, reemit
+from ckptfix.pickles import Global, Graph, PersId
+from ckptfix.pickles.copies import grafted
+from ckptfix.pickles.graph import Node, new_text
+from ckptfix.pickles.unwritten import text_like, unwritten
 
 
 class FoundStorages:
@@ -42,11 +43,11 @@ class FoundStorages:
 
 def reference(kind: Node, key: str, location: Node, numel: Node) -> PersId:
     """Return a reference to the storage `key`, as in a zip checkpoint."""
-    return PersId(("storage", kind, key, location, numel), 0, -1)
+    return PersId((new_text("storage"), kind, new_text(key), location, numel), 0, -1)
 
 
 def in_terms_of_zip(graph: Graph, replaced: Mapping[int, Node], path: str, known: Sequence[str] = ()) -> Graph:
-    """Return the object of `graph` with some nodes replaced, parsed from its own stream.
+    """Return the object of `graph` with some nodes replaced.
 
     Args:
         replaced: ``id`` of nodes -> their replacements.
@@ -55,8 +56,8 @@ def in_terms_of_zip(graph: Graph, replaced: Mapping[int, Node], path: str, known
     Raises:
         Unsupported: the object cannot be written again, for example because state is set twice.
     """
-    fresh = parse(reemit(graph, replaced=replaced).pickle, path=path, where="pickle")
-    _keep_offsets(graph, fresh, replaced)
+    root = grafted(graph.root, lambda persid: None, instead=replaced, text=text_like(graph))
+    fresh = unwritten(root, graph, path=path)
     starts = {(node.module, node.name): node.start for node in sorted(graph.globals, key=_last_first)}
     for node in fresh.globals:
         node.start = starts.get((node.module, node.name), 0)
@@ -74,24 +75,6 @@ def in_terms_of_zip(graph: Graph, replaced: Mapping[int, Node], path: str, known
 
 def _last_first(node: Global) -> int:
     return -node.start
-
-
-def _keep_offsets(graph: Graph, fresh: Graph, replaced: Mapping[int, Node]) -> None:
-    """Set the offsets of the calls in `fresh` to those of the calls that they were written from."""
-    seen: set[int] = set()
-    stack: list[tuple[Node, Node]] = [(graph.root, fresh.root)]
-    while stack:
-        old, new = stack.pop()
-        old = replaced.get(id(old), old)
-        if type(old) is not type(new) or id(new) in seen:
-            continue
-        inside = children_to_write(new)
-        if not inside:
-            continue
-        seen.add(id(new))
-        if type(old) is Call and type(new) is Call:
-            new.position = old.position
-        stack += zip(children_to_write(old), inside, strict=False)
 
 
 def checkpoint(
