@@ -11,6 +11,7 @@ from ckptfix.checkpoint import Checkpoint, Data, Derived, Storage, TensorEntry
 from ckptfix.checkpoint.tensors import LAZY
 from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.formats import weights_of
+from ckptfix.formats.repairs import LostTensor
 from ckptfix.io.elements import row_major
 from ckptfix.io.source import BATCH
 from ckptfix.names import wrappers
@@ -183,9 +184,22 @@ class Filling:
     """Replacements of the lost tensors of `checkpoint`."""
 
     def __init__(self, checkpoint: Checkpoint, fill: Fill | None, donor: Donor | None) -> None:
+        self._checkpoint = checkpoint
         self._allowance = Allowance(checkpoint.path, checkpoint.size)
         self._fill = fill
         self._donor = donor
+
+    def of_lost(self, lost: Mapping[str, str]) -> Iterator[tuple[TensorEntry, Data | None, LostTensor]]:
+        """Yield each lost tensor, its new bytes (None for a tensor left out), and its row in the report.
+
+        Args:
+            lost: name of a tensor -> why it is lost.
+        """
+        for entry in self._checkpoint.entries:
+            why = lost.get(entry.name)
+            if why is not None:
+                data, what, taken = self.of(entry)
+                yield entry, data, LostTensor(entry.name, entry.shape, entry.dtype, why, what, taken)
 
     def of(self, entry: TensorEntry) -> tuple[Data | None, str, bool]:
         """Return (bytes, description, whether all come from the donor); the bytes are None for a tensor left out."""

@@ -62,22 +62,17 @@ def _written(
     """Plan a folder without the tensors that are `lost`, or with other bytes in their place; see `mended`."""
     format = format_of(checkpoint)
     filling = Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
-    kept: list[TensorEntry] = []
+    found = {entry.name: (data, row) for entry, data, row in filling.of_lost(lost)}
+    kept = tuple(entry for entry in checkpoint.entries if entry.name not in found)
     written: list[TensorEntry] = []
-    rows = list(losses)
     for entry in checkpoint.entries:
-        why = lost.get(entry.name)
-        if why is None:
-            kept.append(entry)
-            written.append(entry)
-            continue
-        data, what, taken = filling.of(entry)
-        rows.append(LostTensor(entry.name, entry.shape, entry.dtype, why, what, taken))
-        written += [] if data is None else [with_data(entry, data)]
+        data, row = found.get(entry.name, (None, None))
+        if row is None or data is not None:
+            written.append(entry if data is None else with_data(entry, data))
     return Repair(
         format.name,
-        tuple(kept),
-        tuple(rows),
+        kept,
+        (*losses, *(row for _, row in found.values())),
         (),
         lambda dest: format.plan_write(written, dest, metadata=checkpoint.metadata),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, RangeCheck, TensorEntry
 from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS
@@ -40,24 +40,13 @@ def mended(
         fill, donor: replacements of lost tensors; see `repair_torch`.
     """
     filling = Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
-    replaced: list[tuple[TensorEntry, Data]] = []
-    gone: list[TensorEntry] = []
-    rows = list(losses)
-    for entry in checkpoint.entries:
-        why = lost.get(entry.name)
-        if why is None:
-            continue
-        data, what, taken = filling.of(entry)
-        rows.append(LostTensor(entry.name, entry.shape, entry.dtype, why, what, taken))
-        if data is None:
-            gone.append(entry)
-        else:
-            replaced.append((entry, data))
-    whole = without(checkpoint, gone, replaced)
+    found = list(filling.of_lost(lost))
+    gone = [entry for entry, data, _ in found if data is None]
+    whole = without(checkpoint, gone, [(entry, data) for entry, data, _ in found if data is not None])
     recode = FORMATS[FORMAT].recode
     assert recode is not None
     kept = tuple(entry for entry in whole.entries if entry.name not in lost)
-    return Repair(FORMAT, kept, tuple(rows), (), lambda dest: recode(whole, dest))
+    return Repair(FORMAT, kept, (*losses, *(row for _, _, row in found)), (), lambda dest: recode(whole, dest))
 
 
 def lost_tensors(entries: Iterable[TensorEntry]) -> Iterable[tuple[TensorEntry, str]]:
