@@ -234,6 +234,11 @@ class TensorValue(Value):
         return None
 
     @property
+    def is_plain(self) -> bool:
+        """True if the call holds only numbers and a storage, as of most tensors; False if that is not known."""
+        return False
+
+    @property
     def by_torch(self) -> bool:
         """True if torch alone can make the tensor; otherwise only its own library can, as for DTensor."""
         return True
@@ -343,8 +348,12 @@ MAX_KEY_BITS = 4096
 """Longest int, in bits, that is part of an address in decimal: Python converts no int of more than 4,300 digits."""
 
 
-def every_value(root: Item) -> Iterator[Value]:
-    """Yield every value at or below `root`, once, in no particular order, whatever it is held by."""
+def every_value(root: Item, *, plain: bool = True) -> Iterator[Value]:
+    """Yield every value at or below `root`, once, in no particular order, whatever it is held by.
+
+    Args:
+        plain: also what is below plain tensors.
+    """
     seen: set[int] = set()
     stack = [root]
     while stack:
@@ -352,7 +361,8 @@ def every_value(root: Item) -> Iterator[Value]:
         if isinstance(item, Value) and item.identity not in seen:
             seen.add(item.identity)
             yield item
-            stack += item.parts()
+            if plain or not (isinstance(item, TensorValue) and item.is_plain):
+                stack += item.parts()
 
 
 class _NoItems(ListValue):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ckptfix.checkpoint import Plan
-from ckptfix.checkpoint.tree import Item, NameValue, every_value, identity
+from ckptfix.checkpoint.tree import Item, NameValue, TensorValue, every_value, identity
 from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS
 from ckptfix.formats.loading import hidden_globals
@@ -45,8 +45,9 @@ def dangerous_below(root: Item) -> str:
 def _parts(root: Item) -> Iterator[Item]:
     """Yield `root` and everything below it, each object once."""
     seen: set[int] = set()
-    for value in every_value(root):
-        for part in (value, *value.parts()):
+    for value in every_value(root, plain=False):
+        plain = isinstance(value, TensorValue) and value.is_plain
+        for part in (value,) if plain else (value, *value.parts()):
             own = identity(part)
             if own not in seen:
                 seen.add(own)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
-from ckptfix.pickles.graph import Call, Global, Node, PersId, Text, use_of
+from ckptfix.pickles.graph import Call, Global, Node, PersId, Text, new_text, use_of
 from ckptfix.pickles.molds import PHRASE, CallTemplate
 from ckptfix.pickles.molds import numbers as numbers_of
 from ckptfix.pickles.new_tensors import NewTensorArguments
@@ -304,6 +304,12 @@ class Phrases:
         key = self.data[at + mold.starts[4] : at + mold.ends[4]].decode("ascii")
         layout = mold.offset, (*mold.shape,), (*mold.stride,)
         return NewTensorArguments(mold.type, key, mold.location, mold.numel, layout, mold.requires_grad, mold.hooks)
+
+    def references(self) -> Iterator[PersId]:
+        """Yield a new reference to the storage of each phrase."""
+        for key, place in zip(self.storages(), self.of, strict=True):
+            mold = self.molds[place]
+            yield PersId((mold.storage, mold.type, new_text(key), mold.location, mold.numel), 0, -1)
 
     def given(self, row: int) -> list[Node]:
         """Return the nodes that phrase `row` memoizes, in order; first the key before it, if that was read with it."""

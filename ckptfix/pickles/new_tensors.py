@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import final
 
 from ckptfix.pickles.graph import Call, Global, Node, PersId, Text, new_text
@@ -68,6 +68,12 @@ class NewTensors:
     def calls(self) -> list[Call]:
         """Return the calls of all tensors."""
         return self._calls
+
+    def references(self) -> Iterator[PersId]:
+        """Yield a new reference to the storage of each tensor."""
+        for key, place in zip(self._keys, self.of, strict=True):
+            mold = self.molds[place]
+            yield PersId((new_text("storage"), mold.type, new_text(key), new_text(mold.location), mold.numel), 0, -1)
 
     def storages(self) -> list[str]:
         """Return the storage key of each tensor."""

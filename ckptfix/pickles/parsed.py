@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from ckptfix.pickles.folded import Phrases
 from ckptfix.pickles.graph import Call, Global, Node, PersId, Text
@@ -67,9 +67,11 @@ class Graph:
         self.unfold()
         return self.loose_persids
 
-    def references(self) -> Iterable[PersId]:
-        """Return every persistent id, in order; for folded calls it may be a copy."""
-        return self.persids
+    def references(self) -> Iterator[PersId]:
+        """Yield every persistent id; those in folded calls, which come last, are copies, so that no node is made."""
+        yield from self.loose_persids
+        if self.phrases is not None:
+            yield from self.phrases.references()
 
     def storages(self) -> set[str]:
         """Return the keys of the storages that persistent ids refer to: the third field of each, if it is text."""

@@ -245,6 +245,11 @@ class _Tensor(_View, tree.TensorValue):
         return _Name(cls, None) if type(cls) is Global else None
 
     @property
+    def is_plain(self) -> bool:
+        node = self.node
+        return node.folded is not None and node.items is node.elements is node.state is None
+
+    @property
     def by_torch(self) -> bool:
         row = calls.of(self.node.func)
         inner = self.node.arguments[0] if row is calls.FROM_TYPE and self.node.arguments else None

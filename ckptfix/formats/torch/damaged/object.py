@@ -236,7 +236,7 @@ class DamagedObject(StorageTable):
 
     def _see_all(self) -> None:
         """Ask for every storage once, to find out which are lost."""
-        for persid in self._found.graph.persids:
+        for persid in self._found.graph.references():
             with suppress(BadTensor):
                 self(persid)
 

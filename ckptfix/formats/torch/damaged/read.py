@@ -27,7 +27,7 @@ def storage_sizes(found: TorchObject) -> dict[str, int]:
     """Map storage keys to the bytes that references to them promise; a key with two sizes is left out."""
     sizes: dict[str, int] = {}
     odd: set[str] = set()
-    for persid in found.graph.persids:
+    for persid in found.graph.references():
         try:
             key, kind, _, count = fields(persid)
         except BadTensor:
