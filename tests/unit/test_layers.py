@@ -464,7 +464,7 @@ def test_values_are_read_from_the_tree(path: Path) -> None:
 
 
 KNOWS_FOLDERS = {
-    "ops/rank_shards.py": "what one rank's file says of the others: the classes and names of parts, which `ranks/` knows",
+    "ops/rank_shards.py": "what one rank's file says of the others: classes and names that `ranks/` knows",
 }
 """Modules above the formats that import a format of folders, and why. All others reach it through its `Format`."""
 
