@@ -16,7 +16,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS
 from ckptfix.formats.base import Format
 
-FormatName = Literal["zip", "torch", "legacy", "safetensors", "hf", "dcp"]
+FormatName = Literal["zip", "torch", "legacy", "safetensors", "hf", "dcp", "megatron", "meta"]
 """A format that can be written; ``"torch"`` means zip."""
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors", "huggingface": "hf"}

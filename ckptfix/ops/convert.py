@@ -22,7 +22,7 @@ from ckptfix.formats import (
     weights_of,
     without_optimizer,
 )
-from ckptfix.formats.base import Format, SelectedWeights, refuse_truncated
+from ckptfix.formats.base import Format, JoinOptions, ParallelSizes, SelectedWeights, refuse_truncated
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.target import FormatName, fitting, is_folder, not_written, parse_size, target_format
 from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pickled_object
@@ -97,6 +97,8 @@ def plan_conversion(
     shard_size: int | str | None = None,
     dequantize: bool = False,
     dtype: str | None = None,
+    join: JoinOptions | None = None,
+    parallel: ParallelSizes | None = None,
     source: object = None,
 ) -> Conversion:
     """Plan `dest` as a copy of `checkpoint` in a different format.
@@ -107,6 +109,8 @@ def plan_conversion(
     Args:
         weights, optimizer: the data to read from a format with `Format.select_weights`.
         dequantize: write plain weights instead of quantized ones, in `dtype` or in that of their scheme's own code.
+        join: what the user says about a model that was cut into the files of ranks, which is joined.
+        parallel: the numbers of ranks that the output is cut for.
         source: the user's name of the checkpoint; if that is a folder, its other files go to an output folder.
 
     Raises:
@@ -120,13 +124,19 @@ def plan_conversion(
         option = "--optimizer" if weights is None else "--weights"
         message = f"{option} works only on a DeepSpeed folder; this is {format_of(checkpoint).title}"
         raise Refused(message, hint=f"leave out {option}")
+    if target.parallel is not None:
+        sizes = parallel if parallel is not None else ParallelSizes()
+        sizes = sizes if join is None else replace(sizes, dims=join.dims)
+        target = replace(target, plan_write=target.parallel(checkpoint, sizes))
+    elif parallel is not None:
+        raise Refused(f"{target.title} is not cut into the files of ranks", hint="--tp works with --to megatron or meta")
     if shard_size is not None:
         if target.sized is None:
             raise Refused(f"{target.title} is one file, without shards", hint="--to hf and --to dcp write shards")
         size = parse_size(shard_size)
         whole = None if target.sized_recode is None else target.sized_recode(size)
         target = replace(target, plan_write=target.sized(size), recode=whole)
-    elif target is format_of(checkpoint) and not dequantize:
+    elif target is format_of(checkpoint) and not dequantize and join is None:
         if at is not None:
             at_address(checkpoint, at)
         return _copied(checkpoint, dest)
@@ -418,6 +428,11 @@ def convert(
     shard_size: int | str | None = None,
     dequantize: bool = False,
     dtype: Literal["bf16", "fp16", "fp32"] | None = None,
+    dims: Mapping[str, int | str] | None = None,
+    vocab_size: int | str | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    ep: int | None = None,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
@@ -426,7 +441,11 @@ def convert(
     """Write `source` to `dest` in a different format. The arguments are those of `deploy.convert`, which calls it.
     """
 
+    join = JoinOptions(dims or {}, vocab_size) if dims or vocab_size is not None else None
+    parallel = _sizes(tp, pp, ep)
+
     def make(checkpoint: Checkpoint, dest: str) -> Draft[ConvertResult]:
+        checkpoint = _rejoined(checkpoint, join, to)
         done = plan_conversion(
             checkpoint,
             dest,
@@ -438,6 +457,8 @@ def convert(
             shard_size=shard_size,
             dequantize=dequantize,
             dtype=dtype,
+            join=join,
+            parallel=parallel,
             source=source,
         )
         of = f" of {done.at}" if done.at else ""
@@ -488,6 +509,42 @@ def convert(
         refuse_destination(dest, source, how, folder=folder)
         return carry_out(_joined(source), dest, make, how, converts=True, folder=folder)
     return carry_out(cast("StrPath", source), dest, make, how, converts=True, folder=folder)
+
+
+def _sizes(tp: int | None, pp: int | None, ep: int | None) -> ParallelSizes | None:
+    """Return the numbers of ranks that the user asked for; None without any.
+
+    Raises:
+        Refused: one is not positive, or beyond any job.
+    """
+    if (tp, pp, ep) == (None, None, None):
+        return None
+    for name, size in (("--tp", tp), ("--pp", pp), ("--ep", ep)):
+        if size is not None and not 0 < size <= MOST_PARTS:
+            raise Refused(f"{name} {size} is not a number of ranks", hint=f"give a number from 1 to {MOST_PARTS}")
+    return ParallelSizes(tp or 1, pp or 1, ep or 1)
+
+
+MOST_PARTS = 1024
+"""The largest number of ranks of one kind that a model is cut for."""
+
+
+def _rejoined(checkpoint: Checkpoint, join: JoinOptions | None, to: str | None) -> Checkpoint:
+    """Return the checkpoint as joined with the cuts and the vocabulary that the user states.
+
+    Raises:
+        Refused: it is no model that was cut into files.
+    """
+    if join is None:
+        return checkpoint
+    again = format_of(checkpoint).rejoined
+    if again is not None:
+        return again(checkpoint, join)
+    if join.vocab_size is None and to is not None and FORMATS[target_format(checkpoint.path, "", to)].parallel is not None:
+        return checkpoint
+    option = "--dim" if join.vocab_size is None else "--vocab-size"
+    message = f"{option} works on the files of ranks that tensor parallelism cut; this is {format_of(checkpoint).title}"
+    raise Refused(message, path=checkpoint.path, hint=f"leave out {option}")
 
 
 @gc_paused
