@@ -8,9 +8,9 @@ Rules and their sources (Megatron-LM d98e8a64dd, fairscale 146f1602, llama 689c7
     RowParallelLinear        chunk(weight, 1), bias whole
     VocabParallelEmbedding   chunk(weight, 0)
     ParallelEmbedding        chunk(weight, 1)                     fairscale layers.py; llama/model.py (Llama 1 and 2)
-    gated MLP                cat(chunk(gate, 0), chunk(up, 0))    core/transformer/mlp.py; tools/checkpoint/saver_base.py
+    gated MLP                cat(chunk(gate, 0), chunk(up, 0))    core/transformer/mlp.py; saver_base.py
     experts                  local number = number % (experts / EP)    core/transformer/moe/experts.py
-    pipeline                 chunk v of stage p has layers (v * PP + p) * n to ... + n    tools/checkpoint/loader_base.py
+    pipeline                 chunk v of stage p has n layers from (v * PP + p) * n on    loader_base.py
     last stage               a copy of the embeddings if they are tied    tools/checkpoint/saver_base.py
 """
 
@@ -129,7 +129,8 @@ def mixtral(layers: int = 2, experts: int = 4, *, grouped: bool = False) -> Mode
         model.add(f"{at}pre_mlp_layernorm.weight", copied, 16)
         model.add(f"{at}mlp.router.weight", copied, experts, 16, dtype=torch.float32)
         for m in range(experts):
-            one = f"{at}mlp.experts." + ("linear_fc{}.weight" + str(m) if grouped else f"local_experts.{m}.linear_fc{{}}.weight")
+            form = f"linear_fc{{}}.weight{m}" if grouped else f"local_experts.{m}.linear_fc{{}}.weight"
+            one = f"{at}mlp.experts.{form}"
             model.add(one.format(1), stacked(2), 16, 16)
             model.add(one.format(2), row, 16, 8)
     model.add("decoder.final_layernorm.weight", copied, 16)

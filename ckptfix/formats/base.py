@@ -119,6 +119,9 @@ class JoinOptions:
     vocab_size: int | str | None = None
 
 
+AS_THE_FILES_SAY = JoinOptions()
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelSizes:
     """The numbers of ranks that a model is cut for: by tensors, by layers and by experts; see `Format.parallel`."""
@@ -221,10 +224,11 @@ class Format:
         in_place: (checkpoint, plan of an edit whose output is the checkpoint itself, block) -> a plan of the same
             content in which data keeps its offset, or moves as a whole by a multiple of ``block()`` bytes, if that is
             not 0. None for a format that cannot be edited in place.
-        rejoined: (checkpoint, what the user says about its cuts) -> the checkpoint joined in that way; None for a format
-            whose files are no parts that tensor parallelism cut.
+        rejoined: (checkpoint, what the user says about its cuts) -> the checkpoint joined in that way; None where the
+            files are no parts that tensor parallelism cut.
         parallel: (checkpoint, numbers of ranks) -> a `plan_write` of the files of that many ranks; None for a format
             that has no such files.
+        kept_beside: keys of the source's object that `parallel` keeps beside the state dict.
         repair: (folder or its index, tools) -> the plan of what can be saved; None for a folder whose readable tensors
             are all that can be saved, and for files.
         keeps_all: whether a plan is certainly an edit that keeps each tensor except those at or below the given
@@ -270,6 +274,7 @@ class Format:
     repair: Callable[[str, RepairTools], Repair] | None = None
     rejoined: Callable[[Checkpoint, JoinOptions], Checkpoint] | None = None
     parallel: Callable[[Checkpoint, ParallelSizes], PlanWrite] | None = None
+    kept_beside: frozenset[str] = frozenset()
 
     @property
     def has_ties(self) -> bool:

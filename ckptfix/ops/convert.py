@@ -24,7 +24,7 @@ from ckptfix.formats import (
 )
 from ckptfix.formats.base import Format, JoinOptions, ParallelSizes, SelectedWeights, refuse_truncated
 from ckptfix.formats.safetensors.ties import TIE_KEYS
-from ckptfix.formats.target import FormatName, fitting, is_folder, not_written, parse_size, target_format
+from ckptfix.formats.target import FormatName, fitting, is_folder, named_format, not_written, parse_size, target_format
 from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pickled_object
 from ckptfix.io.elements import resolved, row_major
 from ckptfix.io.read import Progress
@@ -129,7 +129,8 @@ def plan_conversion(
         sizes = sizes if join is None else replace(sizes, dims=join.dims)
         target = replace(target, plan_write=target.parallel(checkpoint, sizes))
     elif parallel is not None:
-        raise Refused(f"{target.title} is not cut into the files of ranks", hint="--tp works with --to megatron or meta")
+        message = f"{target.title} is not cut into the files of ranks"
+        raise Refused(message, hint="--tp works with --to megatron or meta")
     if shard_size is not None:
         if target.sized is None:
             raise Refused(f"{target.title} is one file, without shards", hint="--to hf and --to dcp write shards")
@@ -292,7 +293,7 @@ def _one_state_dict(
     kept, metadata, findings = target.split_ties(taken)
     pairs = {"format": "pt", **_pairs(checkpoint), **metadata} if "metadata" in target.states else metadata
     plan = target.plan_write(little(checkpoint, kept), dest, metadata=pairs)
-    left = [name for name in _left_behind(checkpoint, chosen) if name not in unread]
+    left = [name for name in _left_behind(checkpoint, chosen) if name not in unread and name not in target.kept_beside]
     noticed = (*findings, *plan.findings, *not_written(left, lost, target))
     along = _along(checkpoint, plan, target, dest, source)
     along = along if done is None else done.around(checkpoint, along)
@@ -540,7 +541,7 @@ def _rejoined(checkpoint: Checkpoint, join: JoinOptions | None, to: str | None) 
     again = format_of(checkpoint).rejoined
     if again is not None:
         return again(checkpoint, join)
-    if join.vocab_size is None and to is not None and FORMATS[target_format(checkpoint.path, "", to)].parallel is not None:
+    if join.vocab_size is None and to is not None and named_format(to).parallel is not None:
         return checkpoint
     option = "--dim" if join.vocab_size is None else "--vocab-size"
     message = f"{option} works on the files of ranks that tensor parallelism cut; this is {format_of(checkpoint).title}"

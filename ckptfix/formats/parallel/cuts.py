@@ -11,7 +11,7 @@ parts::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
@@ -122,7 +122,8 @@ def part_of_rank(entry: TensorEntry, cut: RankCut, rank: int, ranks: int) -> tup
     def make(_: int) -> SplicedPiece:
         chunks, at = [], 0
         for view in views:
-            chunks.append(Chunk(tuple(at if axis == dim else 0 for axis in range(len(shape))), view.shape, _range(view)))
+            offsets = tuple(at if axis == dim else 0 for axis in range(len(shape)))
+            chunks.append(Chunk(offsets, view.shape, _range(view)))
             at += view.shape[dim]
         return SplicedPiece(tiled(shape, entry.itemsize, chunks))
 
@@ -141,7 +142,3 @@ def equal_parts(count: int) -> tuple[int, ...]:
     """Return the sizes of `count` equal matrices that are stacked; empty for one."""
     return (1,) * count if count > 1 else ()
 
-
-def shown_shapes(shapes: Sequence[Shape]) -> str:
-    """Return the shapes of a tensor on its ranks as text."""
-    return ", ".join(map(str, map(list, dict.fromkeys(shapes))))

@@ -15,11 +15,11 @@ Source: megatron/training/checkpointing.py get_checkpoint_name, fairseq/distribu
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import PurePath
 
 from ckptfix.checkpoint import FileVersion, TensorEntry
 from ckptfix.checkpoint.address import join, keys_of
@@ -142,7 +142,7 @@ def planned_files(files: Iterable[PlannedFile], pattern: re.Pattern[str], folder
     """Return the files of a planned folder whose names match `pattern`: those of a rank's folder, or of a rank."""
     paths: dict[tuple[int, ...], str] = {}
     for file in files:
-        for part in os.path.relpath(file, folder).split(os.sep):
+        for part in PurePath(file).parts[-2:]:
             found = pattern.fullmatch(part)
             if found is not None:
                 paths[tuple(int(number) for number in found.groups() if number is not None)] = file

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import DamagedFile, UnknownFormat, Unsupported
 from ckptfix.findings.table import found
-from ckptfix.formats.base import JoinOptions
+from ckptfix.formats.base import AS_THE_FILES_SAY, JoinOptions
 from ckptfix.formats.parallel.cuts import Shape
 from ckptfix.formats.parallel.files import FoundFiles, RankPart, json_settings, open_part, plain
 from ckptfix.formats.parallel.model import JoinedModel, assembled
@@ -48,7 +48,7 @@ META_LAYOUT = RankLayout(META_NAME, "", META, "consolidated.{:02d}.pth")
 FAIRSEQ_LAYOUT = RankLayout(FAIRSEQ_NAME, "model", FAIRSEQ, "model_part-{}")
 
 
-def read(layout: RankLayout, path: str, files: FoundFiles, options: JoinOptions = JoinOptions()) -> Checkpoint:
+def read(layout: RankLayout, path: str, files: FoundFiles, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
     """Read the files of all ranks as one checkpoint; a missing file is a finding.
 
     Raises:
@@ -81,7 +81,8 @@ def read(layout: RankLayout, path: str, files: FoundFiles, options: JoinOptions 
         if rank not in parts:
             lost[rank] = str(as_path(files.folder, layout.pattern.format(rank)))
             message = f"rank {rank} of {ranks}: {as_path(lost[rank]).name} {why.get(rank, 'is missing')}"
-            model.findings.append(found("missing-rank", f"{message}; it holds a part of every matrix", where=lost[rank]))
+            message += "; it holds a part of every matrix"
+            model.findings.append(found("missing-rank", message, where=lost[rank]))
     for rank, own in named.items():
         odd = next((name for name in own if name not in named[first]), None) or next(
             (name for name in named[first] if name not in own), None
@@ -106,16 +107,19 @@ def read(layout: RankLayout, path: str, files: FoundFiles, options: JoinOptions 
 
 def _ranks(shapes: Mapping[str, Shape], settings: Mapping[str, object]) -> int:
     """Return the number of ranks that the size of the attention's output matrix shows; 0 if it is unknown."""
+    heads, size = settings.get("n_heads"), settings.get("head_dim")
     hidden = hidden_size(CutContext(shapes, 1, settings))
+    if type(heads) is int and type(size) is int:
+        hidden = heads * size
     out = next((shape for name, shape in shapes.items() if name.endswith("attention.wo.weight")), ())
     if hidden is None or len(out) != 2 or not out[1] or hidden % out[1]:
         return 0
     return hidden // out[1]
 
 
-def parts_of(shapes: Mapping[str, Shape]) -> int:
+def parts_of(shapes: Mapping[str, Shape], folder: str) -> int:
     """Return the number of files that hold a model, judged by the shapes in one of Meta's; 1 if it is whole."""
-    return max(_ranks(shapes, {}), 1)
+    return max(_ranks(shapes, json_settings(folder)), 1)
 
 
 def _leave(model: JoinedModel, layout: RankLayout, part: RankPart) -> None:

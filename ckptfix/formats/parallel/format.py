@@ -13,7 +13,7 @@ from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
-from ckptfix.formats.base import OF_OBJECTS, Format, JoinOptions, plain_weights
+from ckptfix.formats.base import AS_THE_FILES_SAY, OF_OBJECTS, Format, JoinOptions, plain_weights
 from ckptfix.formats.folders.companions import beside
 from ckptfix.formats.parallel import files, flat, megatron, write
 from ckptfix.formats.parallel.files import FoundFiles
@@ -35,17 +35,17 @@ def _found(made: FoundFiles | None, path: str) -> FoundFiles:
     return made
 
 
-def read_megatron(path: str, options: JoinOptions = JoinOptions()) -> Checkpoint:
+def read_megatron(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
     """Read the files of all ranks of a save of Megatron-LM."""
     return megatron.read(path, _found(files.megatron_files(path), path), options)
 
 
-def read_meta(path: str, options: JoinOptions = JoinOptions()) -> Checkpoint:
+def read_meta(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
     """Read Meta's files of all ranks."""
     return flat.read(flat.META_LAYOUT, path, _found(files.meta_files(path), path), options)
 
 
-def read_fairseq(path: str, options: JoinOptions = JoinOptions()) -> Checkpoint:
+def read_fairseq(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
     """Read fairseq's files of all model parts."""
     return flat.read(flat.FAIRSEQ_LAYOUT, path, _found(files.part_files(path), path), options)
 
@@ -91,6 +91,7 @@ MEGATRON = Format(
     edits=False,
     read_planned=write.read_megatron_plan,
     rejoined=lambda checkpoint, options: read_megatron(checkpoint.path, options),
+    kept_beside=frozenset({"args", "iteration", "checkpoint_version"}),
     parallel=lambda checkpoint, sizes: partial(write.plan_megatron, checkpoint, sizes),
 )
 

@@ -24,10 +24,18 @@ from itertools import groupby, product
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import DamagedFile, UnknownFormat, Unsupported
 from ckptfix.findings.table import found
-from ckptfix.formats.base import JoinOptions
+from ckptfix.formats.base import AS_THE_FILES_SAY, JoinOptions
 from ckptfix.formats.folders.assembly import mapping
 from ckptfix.formats.parallel.cuts import Shape
-from ckptfix.formats.parallel.files import FoundFiles, RankPart, json_settings, open_part, plain, same_values, settings_of
+from ckptfix.formats.parallel.files import (
+    FoundFiles,
+    RankPart,
+    json_settings,
+    open_part,
+    plain,
+    same_values,
+    settings_of,
+)
 from ckptfix.formats.parallel.model import JoinedModel, assembled
 from ckptfix.formats.parallel.tables import MEGATRON
 from ckptfix.formats.torch.state import fields
@@ -101,7 +109,8 @@ class MegatronSizes:
         ways = [self.tensor, *(size for size in (self.pipeline, self.expert) if size > 1)]
         if len(numbers) != len(ways) or any(own >= size for own, size in zip(numbers, ways, strict=True)):
             stated = f"tensor {self.tensor}, pipeline {self.pipeline}, expert {self.expert}"
-            raise DamagedFile(f"its name does not fit the parallel sizes in the args of the first file: {stated}", path=path)
+            message = f"its name does not fit the parallel sizes in the args of the first file: {stated}"
+            raise DamagedFile(message, path=path)
         rest = list(numbers[1:])
         pipeline = rest.pop(0) if self.pipeline > 1 else 0
         return numbers[0], pipeline, rest.pop(0) if self.expert > 1 else 0
@@ -135,7 +144,7 @@ class _Save:
         return self.files[min(self.files)]
 
 
-def read(path: str, files: FoundFiles, options: JoinOptions = JoinOptions()) -> Checkpoint:
+def read(path: str, files: FoundFiles, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
     """Read the files of all ranks as one checkpoint; a missing file, or one of another step, is a finding.
 
     Raises:
@@ -258,7 +267,8 @@ def _join_chunk(save: _Save, own: Mapping[Place, RankPart], chunk: int, layers: 
     for place, part in own.items():
         keys = _chunks(part)
         if chunk >= len(keys):
-            raise DamagedFile(f"it has {len(keys)} parts of the model, and {save.sizes.virtual} are needed", path=part.path)
+            message = f"it has {len(keys)} chunks of the model, and {save.sizes.virtual} are needed"
+            raise DamagedFile(message, path=part.path)
         named[place] = part.named(keys[chunk])
         _leave_values(save, part, keys[chunk])
     by_group: dict[int, dict[int, Place]] = {}

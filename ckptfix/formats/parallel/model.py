@@ -107,9 +107,9 @@ class JoinedModel:
         if name in self.tensors:
             self.compare(name, tensor)
             return
-        if not tensor.is_cut and name not in self.undecided:
-            if not all(same_values(first, other) for other, _ in others):
-                self.unequal.append(name)
+        whole_everywhere = not tensor.is_cut and name not in self.undecided
+        if whole_everywhere and not all(same_values(first, other) for other, _ in others):
+            self.unequal.append(name)
         self.tensors[name] = tensor
 
     def compare(self, name: str, other: WholeTensor) -> None:
@@ -214,7 +214,7 @@ def assembled(
             if storage is None or storage.data is None or storage.crc32 is None or storage.identity in claimed:
                 continue
             claimed.add(storage.identity)
-            checks.append(RangeCheck(storage.key, storage.data, storage.crc32))  # type: ignore[arg-type]
+            checks.append(RangeCheck(storage.key, storage.data, storage.crc32))
         claims.append(tuple(checks))
 
     def make(number: int) -> SplicedPiece:
@@ -255,7 +255,8 @@ def _adopted(assembly: Assembly, entry: TensorEntry, nbytes: int) -> str:
     crc32 = storage.crc32 if storage is not None and whole else None
     if data.length == nbytes:
         return assembly.storage(data, crc32)
-    return assembly.storage(SplicedFile(entry.name, [data.length], lambda _: SplicedPiece((data,))).place(0).sub(0, nbytes))
+    piece = SplicedFile(entry.name, [data.length], lambda _: SplicedPiece((data,))).place(0)
+    return assembly.storage(piece.sub(0, nbytes))
 
 
 def _nbytes(dtype: str, shape: Shape) -> int:

@@ -3,8 +3,8 @@
 A row is a pattern of names, and what is cut. Where the name alone does not tell, a function of the row decides it from
 the shapes of the tensors beside it and from the model's settings (Megatron-LM's ``args``, Meta's ``params.json``).
 
-Sources, as of Megatron-LM d98e8a64dd (2026-08), fairscale 146f1602, llama 689c7f2, llama3 a0940f9, llama-models a9c89c4,
-fairseq 3d262bb2::
+Sources, as of Megatron-LM d98e8a64dd (2026-08), fairscale 146f1602, llama 689c7f2, llama3 a0940f9, llama-models
+a9c89c4, fairseq 3d262bb2::
 
     ColumnParallelLinear     [out, in]   weight and bias along 0    megatron/core/tensor_parallel/layers.py,
     RowParallelLinear        [out, in]   weight along 1, bias whole   fairscale/nn/model_parallel/layers.py

@@ -1,4 +1,4 @@
-"""The files of ranks, written: each tensor is cut as the writer of the format cuts it, and its bytes stay in the source.
+"""The files of ranks, written: each tensor is cut as the writer of the format cuts it, and its bytes stay in place.
 
 The names of the tensors are those of the source: a model with other names must be renamed first.
 """
@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry
 from ckptfix.checkpoint.tree import fields as fields_of
@@ -27,7 +28,16 @@ from ckptfix.formats.parallel.files import (
     planned_files,
 )
 from ckptfix.formats.parallel.megatron import EXPERT, HEAD_COPY, LAYER, OUTPUT, WORDS, MegatronSizes
-from ckptfix.formats.parallel.tables import CutContext, CutRow, decided, given_cuts, hidden_size, row_of
+from ckptfix.formats.parallel.tables import (
+    MEGATRON,
+    META,
+    CutContext,
+    CutRow,
+    decided,
+    given_cuts,
+    hidden_size,
+    row_of,
+)
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.io.virtual_files import PlannedFile
 from ckptfix.pickles import Call, Global
@@ -93,8 +103,8 @@ def _flat_plan(
     tensors = {entry.key: entry for entry in entries}
     context = CutContext({name: entry.shape for name, entry in tensors.items()}, 1, settings,
                          given_cuts({**known, **sizes.dims}))  # fmt: skip
-    cuts = _cuts(tensors, flat.META, context, ranks, "Meta's")
-    files = []
+    cuts = _cuts(tensors, META, context, ranks, "Meta's")
+    files: list[OutputFile] = []
     for rank in range(ranks):
         path = str(as_path(dest, flat.META_LAYOUT.pattern.format(rank)))
         assembly = Assembly()
@@ -124,15 +134,16 @@ def _cuts(
             raise Refused(error.message, where=name, hint=error.hint) from None
         if cut is None:
             if ranks > 1:
-                message = "nothing says along which dimension it is cut: " + (
-                    "0 in Llama 3, 1 in Llama 1 and 2" if name.endswith("tok_embeddings.weight") else f"{list(entry.shape)}"
-                )
+                versions = name.endswith("tok_embeddings.weight")
+                known = "0 in Llama 3, 1 in Llama 1 and 2" if versions else f"its shape is {list(entry.shape)}"
+                message = f"nothing says along which dimension it is cut: {known}"
                 raise Refused(message, where=name, hint=f"say it with --dim '{name}=0'")
             cut = RankCut(None)
         try:
             cut.local(entry.shape, ranks)
         except ValueError as error:
-            raise Refused(f"{error}: its shape is {list(entry.shape)}", where=name, hint="choose another --tp") from None
+            message = f"{error}: its shape is {list(entry.shape)}"
+            raise Refused(message, where=name, hint="choose another --tp") from None
         made[name] = cut
     return made
 
@@ -158,7 +169,9 @@ def _file(assembly: Assembly, root: Node, path: str) -> tuple[OutputFile, ...]:
     return torch_zip.recode(whole, path).files
 
 
-def plan_megatron_alone(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
+def plan_megatron_alone(
+    entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None
+) -> Plan:
     """Plan the one file of a model that is not cut."""
     return _megatron_plan(entries, dest, {}, {}, ParallelSizes())
 
@@ -215,7 +228,7 @@ def _megatron_plan(
         raise Refused(f"{groups} groups of heads do not divide into {sizes.tensor} ranks", path=dest, hint="lower --tp")
     settings = {**args, "checkpoint_version": counters.get("checkpoint_version", 3.0)}
     context = CutContext({name: entry.shape for name, entry in tensors.items()}, 1, settings, given_cuts(sizes.dims))
-    cuts = _cuts(tensors, megatron.MEGATRON, context, sizes.tensor, "Megatron-LM's")
+    cuts = _cuts(tensors, MEGATRON, context, sizes.tensor, "Megatron-LM's")
     stages, layers, experts = _staged(tensors, cuts, sizes, dest)
     made = MegatronSizes(sizes.tensor, sizes.pipeline, sizes.expert, sizes.tensor, 1)
     iteration = counters.get("iteration")
@@ -253,13 +266,16 @@ def _staged(
             series[match[1]] = max(series.get(match[1], 0), int(match[2]) + 1)
     if sizes.pipeline > 1 and len(series) != 1:
         what = "no layers" if not series else f"layers in {some(sorted(series))}"
-        raise Refused(f"it has {what}: only one series of layers is divided into stages", path=dest, hint="leave out --pp")
+        message = f"it has {what}: only one series of layers is divided into stages"
+        raise Refused(message, path=dest, hint="leave out --pp")
     layers = max(series.values(), default=0)
     if layers % sizes.pipeline:
-        raise Refused(f"{layers} layers do not divide into {sizes.pipeline} stages", path=dest, hint="choose another --pp")
+        message = f"{layers} layers do not divide into {sizes.pipeline} stages"
+        raise Refused(message, path=dest, hint="choose another --pp")
     experts = _experts(tensors)
     if experts % sizes.expert or (sizes.expert > 1 and not experts):
-        raise Refused(f"{experts} experts do not divide into {sizes.expert} groups", path=dest, hint="choose another --ep")
+        message = f"{experts} experts do not divide into {sizes.expert} groups"
+        raise Refused(message, path=dest, hint="choose another --ep")
     each, local = max(layers // sizes.pipeline, 1), experts // sizes.expert
     stages: list[list[_StageTensor]] = [[] for _ in range(sizes.pipeline)]
     for name, entry in tensors.items():
@@ -326,10 +342,14 @@ def _arguments(
     if words is not None and len(words.shape) == 2:
         shown |= {"padded_vocab_size": words.shape[0], "hidden_size": hidden_size(context) or words.shape[1]}
     gated = [len(decided_cut.stacked) for name in tensors if re.search(r"(linear_fc1|dense_h_to_4h)\.weight\d*$", name)
-             for decided_cut in [decided(megatron.MEGATRON, name, context)] if decided_cut is not None]  # fmt: skip
+             for decided_cut in [decided(MEGATRON, name, context)] if decided_cut is not None]  # fmt: skip
     if gated and "swiglu" not in args:
         shown["swiglu"] = gated[0] == 2
-    return {**args, **shown}
+    return {name: value for name, value in args.items() if name not in OF_ONE_RANK} | shown
+
+
+OF_ONE_RANK = frozenset({"rank", "local_rank", "world_size", "data_parallel_size"})
+"""Arguments that are not those of the model: Megatron-LM sets them anew in each job."""
 
 
 def _unknown(stated: Mapping[str, object]) -> Iterator[Finding]:
@@ -357,10 +377,9 @@ _HEAD = re.compile(r"(word_embeddings_for_head|lm_head|binary_head)\.(.+)")
 
 
 def _nested(nodes: Mapping[str, Node]) -> Node:
-    """Return the state dict of a rank; that of a model before Megatron's core is nested (state_dict_for_save_checkpoint)."""
-    if not any(name.startswith("language_model.") for name in nodes):
-        if not any(_HEAD.fullmatch(name) and name.startswith("word_embeddings_for_head") for name in nodes):
-            return ordered(nodes)
+    """Return the state dict of a rank, which was nested before Megatron's core (state_dict_for_save_checkpoint)."""
+    if not any(name.startswith(("language_model.", "word_embeddings_for_head.")) for name in nodes):
+        return ordered(nodes)
     made: dict[tuple[str, ...], dict[str, Node]] = {}
     for name, node in nodes.items():
         if (match := _EMBEDDING.fullmatch(name)) is not None:
@@ -383,8 +402,7 @@ def _tree(rows: Mapping[tuple[str, ...], Mapping[str, Node]], at: tuple[str, ...
 def read_meta_plan(plan: Plan) -> Checkpoint:
     """Return the checkpoint of a planned folder of Meta's files."""
     files, folder = _planned(plan, META_FILE)
-    made = flat.read(flat.META_LAYOUT, folder, planned_files(files, META_FILE, folder))
-    return made
+    return flat.read(flat.META_LAYOUT, folder, planned_files(files, META_FILE, folder))
 
 
 def read_megatron_plan(plan: Plan) -> Checkpoint:
@@ -395,7 +413,7 @@ def read_megatron_plan(plan: Plan) -> Checkpoint:
 
 def _planned(plan: Plan, pattern: re.Pattern[str]) -> tuple[list[PlannedFile], str]:
     """Return the planned files of ranks, and the folder above all of them."""
-    own = [file for file in plan.files if any(pattern.fullmatch(part) for part in file.path.split(os.sep)[-2:])]
+    own = [file for file in plan.files if any(map(pattern.fullmatch, PurePath(file.path).parts[-2:]))]
     if not own:
         raise DamagedFile("the plan has no files of ranks")
     folder = os.path.commonpath([os.path.dirname(file.path) for file in own])  # noqa: PTH120 (a name, not a place)
