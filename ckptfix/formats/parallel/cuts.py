@@ -11,13 +11,15 @@ parts::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile
 from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.elements import row_major
+from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 
 Shape = tuple[int, ...]
@@ -104,6 +106,51 @@ def joined(name: str, whole: Shape, cut: RankCut, parts: Mapping[int, TensorEntr
         raise
 
 
+class JoinedFile(SplicedFile):
+    """The name of a virtual file that holds tensors joined from parts; a view of a tensor can be made of the parts.
+
+    Attributes:
+        parts: for each tensor, its cut, its parts by rank, and the number of ranks.
+    """
+
+    parts: Sequence[tuple[RankCut, Mapping[int, TensorEntry], int]]
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        lengths: Sequence[int],
+        make: Callable[[int], SplicedPiece],
+        parts: Sequence[tuple[RankCut, Mapping[int, TensorEntry], int]],
+    ) -> JoinedFile:
+        """Return the file of pieces of these `lengths`, each made by `make` of its `parts`."""
+        made = cls(name, lengths, make)
+        made.parts = parts
+        return made
+
+
+def _views(entry: TensorEntry, dim: int, first: int, count: int) -> list[TensorEntry]:
+    """Return `count` indices from `first` on of a dimension, as views in order: one, or one of each part.
+
+    The elements of a tensor that was joined along the same dimension are read from its parts. In the joined tensor they
+    are in rows that would be assembled again for each view of them.
+    """
+    data = None if entry.storage is None else entry.storage.data
+    if isinstance(data, ByteRange) and isinstance(data.path, JoinedFile) and entry.offset == 0:
+        file = data.path
+        number = bisect_right(file.starts, data.offset) - 1
+        if number < len(file.parts) and file.place(number) == data and file.parts[number][0].dim == dim:
+            cut, parts, ranks = file.parts[number]
+            runs = sorted((at, own, size, rank) for rank, part in parts.items()
+                          for at, own, size in cut.runs(part.shape, rank, ranks))  # fmt: skip
+            inside = [(max(at, first), min(at + size, first + count), at, own, rank) for at, own, size, rank in runs]
+            found = [narrowed(parts[rank], dim, own + start - at, end - start)
+                     for start, end, at, own, rank in inside if start < end]  # fmt: skip
+            if sum(view.shape[dim] for view in found) == count:
+                return found
+    return [narrowed(entry, dim, first, count)]
+
+
 def part_of_rank(entry: TensorEntry, cut: RankCut, rank: int, ranks: int) -> tuple[Shape, Data]:
     """Return the shape and the bytes of the part of a whole tensor that `rank` has.
 
@@ -114,9 +161,10 @@ def part_of_rank(entry: TensorEntry, cut: RankCut, rank: int, ranks: int) -> tup
     if dim is None or ranks == 1:
         return entry.shape, row_major(entry, "little")
     shape = cut.local(entry.shape, ranks)
-    views = [narrowed(entry, dim, first, count) for first, _, count in cut.runs(shape, rank, ranks)]
+    views = [view for first, _, count in cut.runs(shape, rank, ranks) for view in _views(entry, dim, first, count)]
     if len(views) == 1:
-        return shape, row_major(views[0], "little")
+        data = row_major(views[0], "little")
+        return shape, data if isinstance(data, ByteRange) else _of_whole(entry, data.length, (data,))
     nbytes = dtypes.by_name(entry.dtype).nbytes(math.prod(shape))
 
     def make(_: int) -> SplicedPiece:
@@ -125,9 +173,23 @@ def part_of_rank(entry: TensorEntry, cut: RankCut, rank: int, ranks: int) -> tup
             offsets = tuple(at if axis == dim else 0 for axis in range(len(shape)))
             chunks.append(Chunk(offsets, view.shape, _range(view)))
             at += view.shape[dim]
-        return SplicedPiece(tiled(shape, entry.itemsize, chunks))
+        segments = tiled(shape, entry.itemsize, chunks)
+        if all(isinstance(segment, ByteRange) for segment in segments):
+            return SplicedPiece(segments)
+        return SplicedPiece((_of_whole(entry, nbytes, segments),))
 
     return shape, SplicedFile(f"{entry.name} of rank {rank}", [nbytes], make).place(0)
+
+
+def _of_whole(entry: TensorEntry, nbytes: int, segments: Sequence[Segment]) -> Derived:
+    """Return segments with values of a tensor as one stream, whose source is the tensor and not the parts of it."""
+
+    def chunks() -> Iterator[bytes]:
+        for segment in segments:
+            yield from (segment,) if isinstance(segment, bytes) else read_chunks(segment)
+
+    assert entry.storage is not None and entry.storage.data is not None
+    return Derived(nbytes, chunks, "a rank's part of a tensor", read_from(entry.storage.data))
 
 
 def _range(entry: TensorEntry) -> ByteRange:

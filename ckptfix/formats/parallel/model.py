@@ -14,7 +14,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.base import JoinOptions
 from ckptfix.formats.folders.assembly import Assembly, mapping, ordered
 from ckptfix.formats.folders.copies import differing
-from ckptfix.formats.parallel.cuts import RankCut, Shape, joined
+from ckptfix.formats.parallel.cuts import JoinedFile, RankCut, Shape, joined
 from ckptfix.formats.parallel.files import same_values
 from ckptfix.formats.parallel.tables import COPY, CutContext, CutRow, decided, given_cuts, row_of
 from ckptfix.io.elements import row_major
@@ -226,7 +226,7 @@ def assembled(
             return SplicedPiece(joined(row.name, shape, row.cut, row.parts, row.ranks).segments, claims[number])
 
     lengths = [_nbytes(row.dtype, row.cut.whole(row.first.shape, row.ranks)) if row.is_cut else 0 for row in rows]
-    file = SplicedFile(model.path, lengths, make)
+    file = JoinedFile.of(model.path, lengths, make, [(row.cut, row.parts, row.ranks) for row in rows])
     assembly = Assembly()
     keys: dict[object, str] = {}
     nodes: dict[str, Node] = {}
