@@ -216,7 +216,7 @@ def _planned(
         if any(entry.at for entry in checkpoint.entries) or any(True for _ in checkpoint.values()):
             # A new state dict has no place for other dicts and values: they are left behind, and named.
             return _one_state_dict(checkpoint, dest, target, None, drop_unsupported, source)
-        return _every_tensor(checkpoint, dest, target)
+        return _every_tensor(checkpoint, dest, target, source)
     refuse_piece(checkpoint)
     refuse_damaged(checkpoint)
     plan = target.recode(checkpoint, dest)
@@ -358,7 +358,7 @@ def _top(address: str, at: str) -> str:
     return address if at and is_inside(address, at) else of_keys(keys_of(address)[:1])
 
 
-def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversion:
+def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format, source: object) -> Conversion:
     """Plan the tensors of a format that otherwise holds only metadata."""
     refuse_piece(checkpoint)
     entries = weights_of(checkpoint)
@@ -367,7 +367,9 @@ def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversi
     names = {entry.key for entry in entries}
     left = [key for key in checkpoint.metadata if key not in names and key not in {"format", *TIE_KEYS}]
     behind = tuple(f"__metadata__/{key}" for key in left)
-    plan = Plan(plan.files, (*plan.findings, *not_written(behind, (), target)))
+    # The settings of the model, such as params.json, go with the files that are cut by them.
+    along = _along(checkpoint, plan, target, dest, source) if target.parallel is not None else []
+    plan = Plan((*along, *plan.files), (*plan.findings, *not_written(behind, (), target)))
     ties = len(entries) - len(checkpoint.entries)
     promise = everything(checkpoint)
     stored = {entry.key: entry for entry in promise.kept}

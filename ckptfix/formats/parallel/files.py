@@ -159,6 +159,11 @@ class RankPart:
     top: Mapping[str, Node]
     nodes: Mapping[str, tuple[str, str, Node]] = field(repr=False)
 
+    @property
+    def saved_as(self) -> str:
+        """The name that torch.save gave the records: that of the file at that time; ``""`` where it is not recorded."""
+        return str(getattr(self.parts.container, "root", ""))
+
     def named(self, holder: str) -> dict[str, str]:
         """Return name -> address of the tensors below the key `holder`, or of those at the top level for ``""``.
 

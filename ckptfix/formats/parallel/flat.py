@@ -11,6 +11,7 @@ rank's heads, and all ranks together have as many as the hidden size.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from ckptfix.formats.parallel.tables import FAIRSEQ, META, CutContext, CutRow, h
 from ckptfix.pickles.graph import Node
 from ckptfix.urls import as_path
 
-META_NAME = "meta"
+META_NAME = "consolidated"
 FAIRSEQ_NAME = "fairseq"
 
 
@@ -90,6 +91,11 @@ def read(layout: RankLayout, path: str, files: FoundFiles, options: JoinOptions 
         if odd is not None:
             message = f"only one of it and {as_path(parts[first].path).name} has {odd}: they are from different saves"
             raise DamagedFile(message, path=parts[rank].path)
+    for rank, part in parts.items():
+        other = re.fullmatch(r"consolidated\.(\d+)|.*-model_part-(\d+)", part.saved_as)
+        if other is not None and int(other[1] or other[2]) != rank:
+            message = f"it was saved as the file of rank {int(other[1] or other[2])}"
+            model.findings.append(found("other-save", message, where=part.path))
     context = model.context(shapes, ranks, settings)
     for name in named[first]:
         rows = {rank: (part.entry(named[rank][name]), part.path) for rank, part in parts.items()}

@@ -211,6 +211,15 @@ def _judge(save: _Save) -> None:
     counted = Counter(map(repr, steps.values()))
     usual = max(counted, key=lambda step: counted[step])
     common = {name: Counter(repr(own.get(name)) for own in args.values()).most_common(1)[0][0] for name in SAME}
+    ranks = {part.path: settings_of(part.top.get("args")).get("rank") for part in parts}
+    apart = len(set(map(repr, ranks.values()))) == len(ranks) and all(type(rank) is int for rank in ranks.values())
+    for place, part in save.files.items() if apart else ():
+        rank = ranks[part.path]
+        # Ranks of tensor parallelism follow each other (megatron/core/parallel_state.py, RankGenerator).
+        if type(rank) is int and rank % save.sizes.tensor != place[0]:
+            name = as_path(part.path).parent.name
+            message = f"{name}: rank {rank} saved it, whose tensor rank is {rank % save.sizes.tensor}"
+            save.model.findings.append(found("other-save", message, where=part.path))
     for path, own in args.items():
         name = as_path(path).parent.name
         if repr(steps[path]) != usual:
