@@ -32,6 +32,7 @@ from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
+from ckptfix.formats.parallel.files import NEMO_JOINS
 from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped_of
 from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
@@ -257,11 +258,6 @@ _MOST_FOLDERS = 10_000
 
 _FOLDER_JOINS = "put the files of all ranks in one folder, as they were saved: `ckptfix convert FOLDER OUT` joins them"
 
-_NEMO_JOINS = (
-    "NeMo joins the files of all ranks: examples/nlp/language_modeling/megatron_change_num_partitions.py with "
-    "--target_tensor_model_parallel_size 1 and --target_pipeline_model_parallel_size 1"
-)
-
 
 def _of_model_parallel(checkpoint: Checkpoint, parts: PickledObject) -> RankShard | None:
     """Return a rank's part of a model that its own code cut, not torch: plain tensors, with the sizes beside them."""
@@ -294,7 +290,7 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: PickledObject) -> RankShar
         said = " and ".join(f"{name} in its {key} is {size}, {means[name]}" for name, size in sizes.items())
         missing = f"several files hold the model: {said}"
         rank, world = _megatron_rank(numbers, sizes) if numbers else None, math.prod(sizes.values())
-        joins, is_command = _joins_megatron(place) if key == "args" else (_NEMO_JOINS, False)
+        joins, is_command = _joins_megatron(place) if key == "args" else (NEMO_JOINS, False)
         return RankShard("model parallel", rank, world, missing, model, joins, is_command)
     if own is not None:
         return _of_rank_folders(checkpoint, numbers, model or "") if checkpoint.entries else None
@@ -368,7 +364,7 @@ def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str)
         return None
     missing = f"several files hold the model: {place.name} is in {some(others)} too"
     rank = numbers[0] if len(numbers) == 1 else None
-    joins = _FOLDER_JOINS if place.name.startswith("model_") and place.suffix == ".pt" else _NEMO_JOINS
+    joins = _FOLDER_JOINS if place.name.startswith("model_") and place.suffix == ".pt" else NEMO_JOINS
     return RankShard("model parallel", rank, len(ranks), missing, model, joins)
 
 

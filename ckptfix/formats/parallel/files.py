@@ -45,6 +45,14 @@ MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt")
 OPTIMIZER_FILES = ("distrib_optim.pt", "optim.pt")
 TRACKER = "latest_checkpointed_iteration.txt"
 PARAMETERS = "params.json"
+NEMO_FOLDER = re.compile(r"(?:mp|tp)_rank_\d{2,5}(?:_pp_rank_\d{3,5})?")
+NEMO_FILE = "model_weights.ckpt"
+NEMO_JOINS = (
+    "NeMo joins the files of all ranks: examples/nlp/language_modeling/megatron_change_num_partitions.py with "
+    "--target_tensor_model_parallel_size 1 and --target_pipeline_model_parallel_size 1"
+)
+"""Source: nemo/utils/model_utils.py inject_model_parallel_rank."""
+
 MOST_FILES = 100_000
 MOST_TEXT = 1 << 22
 
