@@ -108,7 +108,7 @@ class SelectedWeights:
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """What a user says about a model that was cut into the files of ranks.
+    """The statements of a user about a model that was cut into the files of ranks.
 
     Attributes:
         dims: names or globs of tensors -> a dimension, ``DIM/N`` for N matrices stacked along it, or ``copy``.
@@ -224,8 +224,8 @@ class Format:
         in_place: (checkpoint, plan of an edit whose output is the checkpoint itself, block) -> a plan of the same
             content in which data keeps its offset, or moves as a whole by a multiple of ``block()`` bytes, if that is
             not 0. None for a format that cannot be edited in place.
-        rejoined: (checkpoint, what the user says about its cuts) -> the checkpoint joined in that way; None where the
-            files are no parts that tensor parallelism cut.
+        rejoined: (checkpoint, what the user says about its cuts) -> the checkpoint joined in that way; None where
+            tensor parallelism did not cut the files.
         parallel: (checkpoint, numbers of ranks) -> a `plan_write` of the files of that many ranks; None for a format
             that has no such files.
         kept_beside: keys of the source's object that `parallel` keeps beside the state dict.

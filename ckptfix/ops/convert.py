@@ -536,7 +536,7 @@ def _rejoined(checkpoint: Checkpoint, join: JoinOptions | None, to: str | None) 
     """Return the checkpoint as joined with the cuts and the vocabulary that the user states.
 
     Raises:
-        Refused: it is no model that was cut into files.
+        Refused: it is not a model that was cut into files.
     """
     if join is None:
         return checkpoint

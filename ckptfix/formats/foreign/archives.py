@@ -200,7 +200,8 @@ def folder(path: str) -> Answer:
 
     ranks = [entry for entry in inner if NEMO_FOLDER.fullmatch(entry.name) and (entry / NEMO_FILE).is_file()]
     if ranks:
-        return Answer("no-checkpoint", f"a folder: parts of a model of NeMo for {plural(len(ranks), 'rank')}", NEMO_JOINS)
+        what = f"a folder: parts of a model of NeMo for {plural(len(ranks), 'rank')}"
+        return Answer("no-checkpoint", what, NEMO_JOINS)
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
     below = [entry.name for entry in inner if any(_is_likely(name) for name in _names(entry))]
     if found:

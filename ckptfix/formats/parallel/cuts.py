@@ -1,4 +1,4 @@
-"""How the ranks of tensor parallelism cut a tensor, and the parts of it that each of them has.
+"""Cuts of a tensor for the ranks of tensor parallelism, and the parts of it that each of them has.
 
 A dimension of `size` elements is cut into as many equal parts as there are ranks. Where several matrices are stacked
 along it, as the gate and the up projection of a gated MLP are, each matrix is cut by itself, and a rank stacks its
@@ -38,7 +38,7 @@ class RankCut:
     stacked: tuple[int, ...] = ()
 
     def whole(self, local: Shape, ranks: int) -> Shape:
-        """Return the shape of the tensor of which each rank has a part of the shape `local`."""
+        """Return the shape of the whole tensor, if each rank has a part of the shape `local`."""
         if self.dim is None:
             return local
         return (*local[: self.dim], local[self.dim] * ranks, *local[self.dim + 1 :])

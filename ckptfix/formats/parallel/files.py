@@ -137,7 +137,7 @@ def _save(path: str) -> FoundFiles | None:
 
 
 def _names(path: str) -> list[str]:
-    """Return the names in a folder in order; none if it is no folder, or cannot be listed."""
+    """Return the names in a folder in order; none if it is not a folder, or cannot be listed."""
     if not is_place(path) or not is_folder(path):
         return []
     try:

@@ -32,7 +32,7 @@ FAIRSEQ_NAME = "fairseq"
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """How a library lays out the files of ranks that have slices of all tensors.
+    """The layout of a library for files of ranks that have slices of all tensors.
 
     Attributes:
         holder: the key of the state dict in a file; ``""`` if the file is the state dict.
@@ -134,4 +134,4 @@ def _leave(model: JoinedModel, layout: RankLayout, part: RankPart) -> None:
     for name, value in top.items():
         if name == layout.holder or (not layout.holder and name in model.tensors):
             continue
-        model.leave(name, "it is no tensor of the model" if plain(value) is not None else "it is the state of a rank")
+        model.leave(name, "it is not a tensor of the model" if plain(value) is not None else "it is the state of a rank")

@@ -400,7 +400,7 @@ def _refuse_others(
 
 
 def _leave_values(save: _Save, part: RankPart, key: str) -> None:
-    """Report the state of modules of Transformer Engine, which differs between ranks and is no weight."""
+    """Report the state of modules of Transformer Engine, which differs between ranks and is not a weight."""
     if any(name.endswith("_extra_state") for name in part.named(key)) or any(
         str(name).endswith("_extra_state") for name in fields(part.top.get(key))
     ):

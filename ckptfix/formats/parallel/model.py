@@ -145,7 +145,7 @@ class JoinedModel:
         value = sources[str(asked)].get("vocab_size") if str(asked) in sources else asked
         text = str(value)
         if not text.isdecimal() or not text.isascii() or len(text) > 10 or int(text) < 1:
-            known = f"{asked} has no vocab_size" if str(asked) in sources else f"{asked!r} is no number of rows"
+            known = f"{asked} has no vocab_size" if str(asked) in sources else f"{asked!r} is not a number of rows"
             raise Refused(known, path=self.path, hint="give the number of tokens: --vocab-size 50257")
         size = int(text)
         hit = False

@@ -25,7 +25,7 @@ from ckptfix.formats.parallel.cuts import RankCut, Shape, equal_parts
 
 @dataclass(frozen=True, slots=True)
 class CutContext:
-    """What the cut of a tensor is decided from.
+    """The facts that decide the cut of a tensor.
 
     Attributes:
         shapes: name -> shape of the tensor on a rank.
@@ -311,7 +311,7 @@ def given_cuts(dims: Mapping[str, object]) -> dict[str, RankCut]:
     """Return the cuts that a user gave: a dimension, ``DIM/N`` for N matrices stacked along it, or ``copy``.
 
     Raises:
-        Refused: one is none of these.
+        Refused: one has a different form.
     """
     made: dict[str, RankCut] = {}
     for name, value in dims.items():
