@@ -8,6 +8,7 @@ import click
 
 from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import FileName, Written, writes
+from ckptfix.cli.shared.operands import CommonOption
 from ckptfix.cli.shared.options import allow_unmatched_option, at_option, names_options
 from ckptfix.formats.target import FormatName
 from ckptfix.ops import deploy
@@ -19,9 +20,10 @@ from ckptfix.ops.writing import WriteOptions
     click.Argument(["more"], metavar="[IN ...]", nargs=-1, required=False, type=FileName()),
     click.Option(
         ["--to"],
-        metavar="zip|legacy|safetensors|hf|dcp|megatron|meta",
+        metavar="FORMAT",
         shell_complete=values.formats,
-        help="Format of OUT (default: from OUT's suffix). torch means zip; hf, dcp, megatron and meta are folders.",
+        help="zip, legacy, safetensors, hf, dcp, megatron or meta (default: from OUT's suffix). torch means zip; the "
+        "last four are folders.",
     ),
     click.Option(
         ["--shard-size"],
@@ -60,16 +62,16 @@ from ckptfix.ops.writing import WriteOptions
         is_flag=True,
         help="Write plain weights instead of quantized ones (fp8, GPTQ, AWQ, bitsandbytes and others).",
     ),
-    click.Option(["--tp"], type=int, metavar="N", help="With --to megatron or meta: cut the tensors for N ranks."),
-    click.Option(["--pp"], type=int, metavar="N", help="With --to megatron: divide the layers into N stages."),
-    click.Option(["--ep"], type=int, metavar="N", help="With --to megatron: divide the experts into N groups."),
-    click.Option(
+    CommonOption(["--tp"], type=int, metavar="N", help="With --to megatron or meta: cut the tensors for N ranks."),
+    CommonOption(["--pp"], type=int, metavar="N", help="With --to megatron: divide the layers into N stages."),
+    CommonOption(["--ep"], type=int, metavar="N", help="With --to megatron: divide the experts into N groups."),
+    CommonOption(
         ["--dim", "dims"],
         metavar="NAME=D",
         multiple=True,
         help="For files of ranks: the dimension along which NAME, or a glob, was cut, where nothing says it.",
     ),
-    click.Option(
+    CommonOption(
         ["--vocab-size"],
         metavar="N|args|config",
         help="For files of ranks: keep N rows of the embeddings (default: all, with their padding).",

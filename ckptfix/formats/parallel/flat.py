@@ -134,4 +134,5 @@ def _leave(model: JoinedModel, layout: RankLayout, part: RankPart) -> None:
     for name, value in top.items():
         if name == layout.holder or (not layout.holder and name in model.tensors):
             continue
-        model.leave(name, "it is not a tensor of the model" if plain(value) is not None else "it is the state of a rank")
+        why = "it is the state of a rank" if plain(value) is None else "it is not a tensor of the model"
+        model.leave(name, why)
