@@ -196,8 +196,12 @@ def folder(path: str) -> Answer:
 
     if any(name.endswith(STATES) for name in names) or steps(path):
         return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", _way(path))
-    from ckptfix.formats.parallel.files import NEMO_FILE, NEMO_FOLDER, NEMO_JOINS
+    from ckptfix.formats.parallel.files import NEMO_FILE, NEMO_FOLDER, NEMO_JOINS, STEP_FOLDER, megatron_files
 
+    saves = [entry for entry in inner if STEP_FOLDER.fullmatch(entry.name) and megatron_files(str(entry)) is not None]
+    if saves:
+        hint = f"name the folder of one of them: {quoted(str(saves[-1]))}; {_ALL}"
+        return Answer("no-checkpoint", f"a folder: a run of Megatron-LM with {plural(len(saves), 'save')}", hint)
     ranks = [entry for entry in inner if NEMO_FOLDER.fullmatch(entry.name) and (entry / NEMO_FILE).is_file()]
     if ranks:
         what = f"a folder: parts of a model of NeMo for {plural(len(ranks), 'rank')}"

@@ -96,28 +96,13 @@ def _numbered(path: str, pattern: re.Pattern[str]) -> FoundFiles | None:
 
 
 def megatron_files(path: str) -> FoundFiles | None:
-    """Return the files of the save of Megatron-LM in the folder `path`, or of the one that its tracker names."""
+    """Return the files of the save of Megatron-LM in the folder `path`, or in the only folder of a step in it."""
     own = _save(path)
     if own is not None:
         return own
-    named = _tracked(path)
-    if named is not None:
-        return _save(str(as_path(path, named)))
+    # Which checkpoint of a run is meant is a question of the run: see `formats.runs`.
     steps = [name for name in _names(path) if STEP_FOLDER.fullmatch(name)]
     return _save(str(as_path(path, steps[0]))) if len(steps) == 1 else None
-
-
-def _tracked(path: str) -> str | None:
-    """Return the folder that the tracker names: ``release`` or that of an iteration."""
-    tracker = as_path(path, TRACKER)
-    try:
-        if not is_file(tracker):
-            return None
-        with open_source(str(tracker)) as source:
-            text = source.read(0, min(source.size, 64)).decode("ascii", "replace").strip()
-    except CkptfixError:
-        return None
-    return "release" if text == "release" else f"iter_{int(text):07d}" if re.fullmatch(r"\d{1,12}", text) else None
 
 
 def _save(path: str) -> FoundFiles | None:

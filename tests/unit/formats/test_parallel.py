@@ -236,6 +236,19 @@ def test_the_arguments_say_what_the_third_number_is(sizes: Sizes, tmp_path: Path
     refused(tmp_path / "i", "no args", kind=DamagedFile)
 
 
+def test_a_run_with_several_saves_names_the_folder_of_one(tmp_path: Path) -> None:
+    for iteration in (500, 600):
+        write_megatron(writer.gpt2(), tmp_path / "g", Sizes(2), iteration=iteration)
+    refused(tmp_path / "g", "2 saves", "iter_0000600")
+
+
+def test_parts_of_nemo_are_refused_by_name(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / "n" / f"tp_rank_0{rank}").mkdir(parents=True)
+        torch.save({"a": torch.zeros(2)}, tmp_path / "n" / f"tp_rank_0{rank}" / "model_weights.ckpt")
+    refused(tmp_path / "n", "NeMo", "2 ranks")
+
+
 class Runs:
     """An object whose pickle calls os.mkdir."""
 
