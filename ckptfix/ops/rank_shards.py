@@ -32,7 +32,7 @@ from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
-from ckptfix.formats.parallel.files import NEMO_JOINS
+from ckptfix.formats.members import NEMO_JOINS
 from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped_of
 from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module

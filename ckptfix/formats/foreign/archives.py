@@ -11,7 +11,15 @@ from pathlib import Path
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.foreign.file import INSTALL, Answer, UnknownFile
-from ckptfix.formats.members import CHECKPOINTS, kind_of
+from ckptfix.formats.members import (
+    CHECKPOINTS,
+    MEGATRON_FOLDER,
+    NEMO_FILE,
+    NEMO_FOLDER,
+    NEMO_JOINS,
+    STEP_FOLDER,
+    kind_of,
+)
 from ckptfix.formats.signs import is_tar_header
 from ckptfix.io.source import Source, is_folder, open_source
 from ckptfix.urls import as_path
@@ -196,9 +204,8 @@ def folder(path: str) -> Answer:
 
     if any(name.endswith(STATES) for name in names) or steps(path):
         return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", _way(path))
-    from ckptfix.formats.parallel.files import NEMO_FILE, NEMO_FOLDER, NEMO_JOINS, STEP_FOLDER, megatron_files
-
-    saves = [entry for entry in inner if STEP_FOLDER.fullmatch(entry.name) and megatron_files(str(entry)) is not None]
+    steps_inside = [entry for entry in inner if STEP_FOLDER.fullmatch(entry.name)]
+    saves = [entry for entry in steps_inside if any(map(MEGATRON_FOLDER.fullmatch, _names(entry)))]
     if saves:
         hint = f"name the folder of one of them: {quoted(str(saves[-1]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder: a run of Megatron-LM with {plural(len(saves), 'save')}", hint)

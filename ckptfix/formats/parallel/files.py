@@ -27,6 +27,7 @@ from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.folders.nodes import read_torch
 from ckptfix.formats.folders.safe_paths import file_inside
+from ckptfix.formats.members import MEGATRON_FOLDER, STEP_FOLDER
 from ckptfix.formats.torch.common import PickledObject, pickled_object
 from ckptfix.formats.torch.state import fields
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
@@ -39,20 +40,10 @@ from ckptfix.urls import as_path
 
 META_FILE = re.compile(r"consolidated\.(\d{2,4})\.pth")
 PART_FILE = re.compile(r"(.+)-model_part-(\d{1,4})\.pt")
-MEGATRON_FOLDER = re.compile(r"mp_rank_(\d{2,5})(?:_(\d{3,5}))?(?:_(\d{3,5}))?")
-STEP_FOLDER = re.compile(r"iter_\d{7,}|release")
 MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt")
 OPTIMIZER_FILES = ("distrib_optim.pt", "optim.pt")
 TRACKER = "latest_checkpointed_iteration.txt"
 PARAMETERS = "params.json"
-NEMO_FOLDER = re.compile(r"(?:mp|tp)_rank_\d{2,5}(?:_pp_rank_\d{3,5})?")
-NEMO_FILE = "model_weights.ckpt"
-NEMO_JOINS = (
-    "NeMo joins the files of all ranks: examples/nlp/language_modeling/megatron_change_num_partitions.py with "
-    "--target_tensor_model_parallel_size 1 and --target_pipeline_model_parallel_size 1"
-)
-"""Source: nemo/utils/model_utils.py inject_model_parallel_rank."""
-
 MOST_FILES = 100_000
 MOST_TEXT = 1 << 22
 

@@ -18,10 +18,10 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import ParallelSizes
 from ckptfix.formats.folders.assembly import Assembly, mapping, ordered
+from ckptfix.formats.members import MEGATRON_FOLDER
 from ckptfix.formats.parallel import flat, megatron
 from ckptfix.formats.parallel.cuts import RankCut, part_of_rank
 from ckptfix.formats.parallel.files import (
-    MEGATRON_FOLDER,
     META_FILE,
     TRACKER,
     json_settings,
