@@ -8,6 +8,7 @@ import click
 
 from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import FileName, Written, writes
+from ckptfix.cli.shared.operands import CommonOption
 from ckptfix.cli.shared.options import allow_unmatched_option, at_option, names_options
 from ckptfix.formats.target import FormatName
 from ckptfix.ops import deploy
@@ -19,9 +20,10 @@ from ckptfix.ops.writing import WriteOptions
     click.Argument(["more"], metavar="[IN ...]", nargs=-1, required=False, type=FileName()),
     click.Option(
         ["--to"],
-        metavar="zip|legacy|safetensors|hf|dcp",
+        metavar="FORMAT",
         shell_complete=values.formats,
-        help="Format of OUT (default: from OUT's suffix). torch means zip; hf and dcp are folders.",
+        help="zip, legacy, safetensors, hf, dcp, megatron or meta (default: from OUT's suffix). torch means zip; the "
+        "last four are folders.",
     ),
     click.Option(
         ["--shard-size"],
@@ -60,6 +62,20 @@ from ckptfix.ops.writing import WriteOptions
         is_flag=True,
         help="Write plain weights instead of quantized ones (fp8, GPTQ, AWQ, bitsandbytes and others).",
     ),
+    CommonOption(["--tp"], type=int, metavar="N", help="With --to megatron or meta: cut the tensors for N ranks."),
+    CommonOption(["--pp"], type=int, metavar="N", help="With --to megatron: divide the layers into N stages."),
+    CommonOption(["--ep"], type=int, metavar="N", help="With --to megatron: divide the experts into N groups."),
+    CommonOption(
+        ["--dim", "dims"],
+        metavar="NAME=D",
+        multiple=True,
+        help="For files of ranks: the dimension along which NAME, or a glob, was cut, where nothing says it.",
+    ),
+    CommonOption(
+        ["--vocab-size"],
+        metavar="N|args|config",
+        help="For files of ranks: keep N rows of the embeddings (default: all, with their padding).",
+    ),
 )
 def command(
     source: str,
@@ -74,6 +90,11 @@ def command(
     weights: Literal["fp32", "model"] | None,
     optimizer: bool,
     dequantize: bool,
+    tp: int | None,
+    pp: int | None,
+    ep: int | None,
+    dims: tuple[str, ...],
+    vocab_size: str | None,
     dtype: str | None,
     unwrap: bool,
     strip_prefix: str | None,
@@ -99,6 +120,9 @@ def command(
 
     hf writes OUT as a folder of safetensors shards and their index, as transformers does. IN may be such a folder, also
     with pytorch_model.bin shards, and so may the input of every other command.
+    megatron and meta write the files of the ranks of --tp, --pp and --ep, with the tensors under the names that IN has.
+    IN may be such a folder: the parts of all ranks are joined.
+
     dcp writes a folder that torch.distributed.checkpoint loads; it holds the whole object, without ties and views.
 
     --dequantize computes the weights of a quantized model: with the keys and shapes of the plain model, without scales
@@ -115,6 +139,11 @@ def command(
         weights=weights,
         optimizer=optimizer,
         dequantize=dequantize,
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        dims=_pairs(dims),
+        vocab_size=vocab_size,
         dtype=dtype,
         unwrap=unwrap,
         strip_prefix=strip_prefix,
@@ -126,3 +155,18 @@ def command(
         allow_unmatched=allow_unmatched,
         **how.keywords(),
     )
+
+
+def _pairs(given: tuple[str, ...]) -> dict[str, int | str]:
+    """Return the cuts in NAME=D.
+
+    Raises:
+        UsageError: one has no name or no dimension.
+    """
+    made: dict[str, int | str] = {}
+    for text in given:
+        name, sign, value = text.rpartition("=")
+        if not (name and sign and value):
+            raise click.UsageError(f"--dim {text}: give NAME=D, such as 'tok_embeddings.weight=1'")
+        made[name] = value
+    return made

@@ -52,6 +52,13 @@ FOLDERS: tuple[FindingKind, ...] = (
         (E.WRONG_VALUES,), "copy the files of all ranks from one save",
     ),
     FindingKind(
+        "cut-unknown", "error", "a tensor that ranks have in parts, and nothing says along which dimension it was cut",
+        "Tensor parallelism cuts a matrix along its rows or its columns, and the files of the ranks do not state "
+        "which. Tables of the names of Megatron-LM, Meta and fairseq decide it, and the settings of the model where "
+        "versions differ. This name is in no table.",
+        (E.PARTS_OF_RANKS,), "convert it with --dim 'NAME=0', or NAME=1, or NAME=copy if each rank has all of it",
+    ),
+    FindingKind(
         "ranks-unverified", "info", "only the file name shows the rank of a DeepSpeed file",
         "torch.save gives the records in a file the file's name, which shows the rank. With stages 1 and 2 the "
         "weights show it too. Stage 3 files that were written to a buffer do not state their rank: if two of them "
@@ -214,7 +221,7 @@ FOLDERS: tuple[FindingKind, ...] = (
 
 LOST = frozenset({
     *("missing-shard", "shard-path", "missing-tensors", "doubled-tensors", "missing-slices"),
-    *("missing-rank", "other-save", "flat-parameters"),
+    *("missing-rank", "other-save", "flat-parameters", "cut-unknown"),
 })  # fmt: skip
 """Findings that prevent a checkpoint from being written or loaded as if it were complete."""
 

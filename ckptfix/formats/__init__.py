@@ -116,11 +116,15 @@ _ROWS = {
     "dcp-ranks": _Row("dcp.format", signs.never, "RANKS_FORMAT", folder=True),
     "dcp-safetensors": _Row("dcp.format", signs.never, "IMAGES_FORMAT", folder=True),
     "zero": _Row("zero.format", signs.saved_by_deepspeed, folder=True),
+    "megatron": _Row("parallel.format", signs.named("mp_rank_", "latest_checkpointed", "iter_", "release"), "MEGATRON",
+                     folder=True),
+    "consolidated": _Row("parallel.format", signs.named("consolidated."), "META", folder=True),
+    "fairseq": _Row("parallel.format", signs.named("-model_part-"), "FAIRSEQ", folder=True),
     "ranks": _Row("ranks.format", signs.named("rank"), folder=True),
     "hf": _Row("shards.format", signs.named("-of-", ".index"), folder=True, lists=True),
     "hf-bin": _Row("shards.format", signs.never, "TORCH_FORMAT", folder=True),
     "hf-dcp": _Row("shards.format", signs.never, "SLICES_FORMAT", folder=True),
-}
+}  # fmt: skip
 
 FORMATS = Formats(_ROWS)
 

@@ -7,7 +7,7 @@ never compares format names: it asks what a format states, or calls its function
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
@@ -106,6 +106,32 @@ class SelectedWeights:
     left: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """The statements of a user about a model that was cut into the files of ranks.
+
+    Attributes:
+        dims: names or globs of tensors -> a dimension, ``DIM/N`` for N matrices stacked along it, or ``copy``.
+        vocab_size: the number of rows of the embeddings to keep, or where it is stated: ``"args"`` or ``"config"``.
+    """
+
+    dims: Mapping[str, object] = field(default_factory=dict)
+    vocab_size: int | str | None = None
+
+
+AS_THE_FILES_SAY = JoinOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSizes:
+    """The numbers of ranks that a model is cut for: by tensors, by layers and by experts; see `Format.parallel`."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    dims: Mapping[str, object] = field(default_factory=dict)
+
+
 InPlace = Callable[[Checkpoint, Plan, Callable[[], int]], Plan]
 """The type of `Format.in_place`."""
 
@@ -198,6 +224,11 @@ class Format:
         in_place: (checkpoint, plan of an edit whose output is the checkpoint itself, block) -> a plan of the same
             content in which data keeps its offset, or moves as a whole by a multiple of ``block()`` bytes, if that is
             not 0. None for a format that cannot be edited in place.
+        rejoined: (checkpoint, what the user says about its cuts) -> the checkpoint joined in that way; None where
+            tensor parallelism did not cut the files.
+        parallel: (checkpoint, numbers of ranks) -> a `plan_write` of the files of that many ranks; None for a format
+            that has no such files.
+        kept_beside: keys of the source's object that `parallel` keeps beside the state dict.
         repair: (folder or its index, tools) -> the plan of what can be saved; None for a folder whose readable tensors
             are all that can be saved, and for files.
         keeps_all: whether a plan is certainly an edit that keeps each tensor except those at or below the given
@@ -241,6 +272,9 @@ class Format:
     keeps_all: Callable[[Checkpoint, Plan, Collection[str]], bool] | None = None
     in_place: InPlace | None = None
     repair: Callable[[str, RepairTools], Repair] | None = None
+    rejoined: Callable[[Checkpoint, JoinOptions], Checkpoint] | None = None
+    parallel: Callable[[Checkpoint, ParallelSizes], PlanWrite] | None = None
+    kept_beside: frozenset[str] = frozenset()
 
     @property
     def has_ties(self) -> bool:

@@ -20,6 +20,18 @@ from ckptfix.urls import as_path
 CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
 """Suffixes of checkpoint files."""
 
+MEGATRON_FOLDER = re.compile(r"mp_rank_(\d{2,5})(?:_(\d{3,5}))?(?:_(\d{3,5}))?")
+STEP_FOLDER = re.compile(r"iter_\d{7,}|release")
+"""Names of the folders of a rank and of a save of Megatron-LM (get_checkpoint_name)."""
+
+NEMO_FOLDER = re.compile(r"(?:mp|tp)_rank_\d{2,5}(?:_pp_rank_\d{3,5})?")
+NEMO_FILE = "model_weights.ckpt"
+NEMO_JOINS = (
+    "NeMo joins the files of all ranks: examples/nlp/language_modeling/megatron_change_num_partitions.py with "
+    "--target_tensor_model_parallel_size 1 and --target_pipeline_model_parallel_size 1"
+)
+"""Source: nemo/utils/model_utils.py inject_model_parallel_rank."""
+
 MOST = 2000
 """The number of entries of a folder that are looked at."""
 

@@ -16,10 +16,18 @@ from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS
 from ckptfix.formats.base import Format
 
-FormatName = Literal["zip", "torch", "legacy", "safetensors", "hf", "dcp"]
-"""A format that can be written; ``"torch"`` means zip."""
+FormatName = Literal["zip", "torch", "legacy", "safetensors", "hf", "dcp", "megatron", "meta", "consolidated"]
+"""A format that can be written; ``"torch"`` means zip, and ``"meta"`` Meta's files, which are called consolidated."""
 
-ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors", "huggingface": "hf"}
+ALIASES = {
+    "torch": "zip",
+    "pt": "zip",
+    "pth": "zip",
+    "pytorch": "zip",
+    "st": "safetensors",
+    "huggingface": "hf",
+    "meta": "consolidated",
+}
 
 
 def target_format(source: str, dest: str, to: str | None) -> str:

@@ -384,12 +384,14 @@ class Readers:
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, Source] = {}
+        self._open: dict[object, Source] = {}
         self._lock = threading.Lock()
 
     def __getitem__(self, name: str) -> Source:
+        # Two files that exist only in a plan may have the same name. An open source keeps its name, and so the number.
+        key: object = id(name) if isinstance(name, Name) else name
         with self._lock:
-            source = self._open[name] = self._open.pop(name) if name in self._open else open_source(name)
+            source = self._open[key] = self._open.pop(key) if key in self._open else open_source(name)
             if len(self._open) > OPEN_SOURCES:
                 self._open.pop(next(iter(self._open)))
             return source

@@ -22,9 +22,9 @@ from ckptfix.formats import (
     weights_of,
     without_optimizer,
 )
-from ckptfix.formats.base import Format, SelectedWeights, refuse_truncated
+from ckptfix.formats.base import Format, JoinOptions, ParallelSizes, SelectedWeights, refuse_truncated
 from ckptfix.formats.safetensors.ties import TIE_KEYS
-from ckptfix.formats.target import FormatName, fitting, is_folder, not_written, parse_size, target_format
+from ckptfix.formats.target import FormatName, fitting, is_folder, named_format, not_written, parse_size, target_format
 from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pickled_object
 from ckptfix.io.elements import resolved, row_major
 from ckptfix.io.read import Progress
@@ -97,6 +97,8 @@ def plan_conversion(
     shard_size: int | str | None = None,
     dequantize: bool = False,
     dtype: str | None = None,
+    join: JoinOptions | None = None,
+    parallel: ParallelSizes | None = None,
     source: object = None,
 ) -> Conversion:
     """Plan `dest` as a copy of `checkpoint` in a different format.
@@ -107,6 +109,8 @@ def plan_conversion(
     Args:
         weights, optimizer: the data to read from a format with `Format.select_weights`.
         dequantize: write plain weights instead of quantized ones, in `dtype` or in that of their scheme's own code.
+        join: what the user says about a model that was cut into the files of ranks, which is joined.
+        parallel: the numbers of ranks that the output is cut for.
         source: the user's name of the checkpoint; if that is a folder, its other files go to an output folder.
 
     Raises:
@@ -120,13 +124,20 @@ def plan_conversion(
         option = "--optimizer" if weights is None else "--weights"
         message = f"{option} works only on a DeepSpeed folder; this is {format_of(checkpoint).title}"
         raise Refused(message, hint=f"leave out {option}")
+    if target.parallel is not None:
+        sizes = parallel if parallel is not None else ParallelSizes()
+        sizes = sizes if join is None else replace(sizes, dims=join.dims)
+        target = replace(target, plan_write=target.parallel(checkpoint, sizes))
+    elif parallel is not None:
+        message = f"{target.title} is not cut into the files of ranks"
+        raise Refused(message, hint="--tp works with --to megatron or meta")
     if shard_size is not None:
         if target.sized is None:
             raise Refused(f"{target.title} is one file, without shards", hint="--to hf and --to dcp write shards")
         size = parse_size(shard_size)
         whole = None if target.sized_recode is None else target.sized_recode(size)
         target = replace(target, plan_write=target.sized(size), recode=whole)
-    elif target is format_of(checkpoint) and not dequantize:
+    elif target is format_of(checkpoint) and not dequantize and join is None:
         if at is not None:
             at_address(checkpoint, at)
         return _copied(checkpoint, dest)
@@ -205,7 +216,7 @@ def _planned(
         if any(entry.at for entry in checkpoint.entries) or any(True for _ in checkpoint.values()):
             # A new state dict has no place for other dicts and values: they are left behind, and named.
             return _one_state_dict(checkpoint, dest, target, None, drop_unsupported, source)
-        return _every_tensor(checkpoint, dest, target)
+        return _every_tensor(checkpoint, dest, target, source)
     refuse_piece(checkpoint)
     refuse_damaged(checkpoint)
     plan = target.recode(checkpoint, dest)
@@ -282,7 +293,7 @@ def _one_state_dict(
     kept, metadata, findings = target.split_ties(taken)
     pairs = {"format": "pt", **_pairs(checkpoint), **metadata} if "metadata" in target.states else metadata
     plan = target.plan_write(little(checkpoint, kept), dest, metadata=pairs)
-    left = [name for name in _left_behind(checkpoint, chosen) if name not in unread]
+    left = [name for name in _left_behind(checkpoint, chosen) if name not in unread and name not in target.kept_beside]
     noticed = (*findings, *plan.findings, *not_written(left, lost, target))
     along = _along(checkpoint, plan, target, dest, source)
     along = along if done is None else done.around(checkpoint, along)
@@ -347,7 +358,7 @@ def _top(address: str, at: str) -> str:
     return address if at and is_inside(address, at) else of_keys(keys_of(address)[:1])
 
 
-def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversion:
+def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format, source: object) -> Conversion:
     """Plan the tensors of a format that otherwise holds only metadata."""
     refuse_piece(checkpoint)
     entries = weights_of(checkpoint)
@@ -356,7 +367,9 @@ def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversi
     names = {entry.key for entry in entries}
     left = [key for key in checkpoint.metadata if key not in names and key not in {"format", *TIE_KEYS}]
     behind = tuple(f"__metadata__/{key}" for key in left)
-    plan = Plan(plan.files, (*plan.findings, *not_written(behind, (), target)))
+    # The settings of the model, such as params.json, go with the files that are cut by them.
+    along = _along(checkpoint, plan, target, dest, source) if target.parallel is not None else []
+    plan = Plan((*along, *plan.files), (*plan.findings, *not_written(behind, (), target)))
     ties = len(entries) - len(checkpoint.entries)
     promise = everything(checkpoint)
     stored = {entry.key: entry for entry in promise.kept}
@@ -418,6 +431,11 @@ def convert(
     shard_size: int | str | None = None,
     dequantize: bool = False,
     dtype: Literal["bf16", "fp16", "fp32"] | None = None,
+    dims: Mapping[str, int | str] | None = None,
+    vocab_size: int | str | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    ep: int | None = None,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
@@ -426,7 +444,11 @@ def convert(
     """Write `source` to `dest` in a different format. The arguments are those of `deploy.convert`, which calls it.
     """
 
+    join = JoinOptions(dims or {}, vocab_size) if dims or vocab_size is not None else None
+    parallel = _sizes(tp, pp, ep)
+
     def make(checkpoint: Checkpoint, dest: str) -> Draft[ConvertResult]:
+        checkpoint = _rejoined(checkpoint, join, to)
         done = plan_conversion(
             checkpoint,
             dest,
@@ -438,6 +460,8 @@ def convert(
             shard_size=shard_size,
             dequantize=dequantize,
             dtype=dtype,
+            join=join,
+            parallel=parallel,
             source=source,
         )
         of = f" of {done.at}" if done.at else ""
@@ -488,6 +512,42 @@ def convert(
         refuse_destination(dest, source, how, folder=folder)
         return carry_out(_joined(source), dest, make, how, converts=True, folder=folder)
     return carry_out(cast("StrPath", source), dest, make, how, converts=True, folder=folder)
+
+
+def _sizes(tp: int | None, pp: int | None, ep: int | None) -> ParallelSizes | None:
+    """Return the numbers of ranks that the user asked for; None without any.
+
+    Raises:
+        Refused: one is not positive, or beyond any job.
+    """
+    if (tp, pp, ep) == (None, None, None):
+        return None
+    for name, size in (("--tp", tp), ("--pp", pp), ("--ep", ep)):
+        if size is not None and not 0 < size <= MOST_PARTS:
+            raise Refused(f"{name} {size} is not a number of ranks", hint=f"give a number from 1 to {MOST_PARTS}")
+    return ParallelSizes(tp or 1, pp or 1, ep or 1)
+
+
+MOST_PARTS = 1024
+"""The largest number of ranks of one kind that a model is cut for."""
+
+
+def _rejoined(checkpoint: Checkpoint, join: JoinOptions | None, to: str | None) -> Checkpoint:
+    """Return the checkpoint as joined with the cuts and the vocabulary that the user states.
+
+    Raises:
+        Refused: it is not a model that was cut into files.
+    """
+    if join is None:
+        return checkpoint
+    again = format_of(checkpoint).rejoined
+    if again is not None:
+        return again(checkpoint, join)
+    if join.vocab_size is None and to is not None and named_format(to).parallel is not None:
+        return checkpoint
+    option = "--dim" if join.vocab_size is None else "--vocab-size"
+    message = f"{option} works on the files of ranks that tensor parallelism cut; this is {format_of(checkpoint).title}"
+    raise Refused(message, path=checkpoint.path, hint=f"leave out {option}")
 
 
 @gc_paused

@@ -136,6 +136,11 @@ def convert(
     optimizer: bool = False,
     shard_size: int | str | None = None,
     dequantize: bool = False,
+    dims: Mapping[str, int | str] | None = None,
+    vocab_size: int | str | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    ep: int | None = None,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
@@ -164,6 +169,12 @@ def convert(
         optimizer: for a DeepSpeed folder: write the optimizer state too, by parameter name; not to safetensors.
         dequantize: write plain weights instead of quantized ones, with the keys and shapes of the model before it was
             quantized. Scales and zero points are left out, and ``quantization_config`` in a folder's config.json.
+        dims: for the files of ranks that tensor parallelism cut: name or glob -> the dimension along which they cut a
+            tensor, where nothing in them says it; ``"0/2"`` for two matrices stacked along 0, ``"copy"`` for none.
+        vocab_size: for the same files: the rows of the embeddings to keep, or ``"args"`` or ``"config"``, which state
+            them. By default the rows of padding are kept.
+        tp, pp, ep: with `to` ``"megatron"`` or ``"meta"``: the numbers of ranks to cut the tensors, the layers and the
+            experts for.
 
     The other arguments are those of `strip_module`.
 
@@ -184,9 +195,12 @@ def convert(
         "optimizer": optimizer,
         "dequantize": dequantize,
         "dtype": dtype if dequantize else None,
+        "dims": dims,
+        "vocab_size": vocab_size,
     }
     conversion = {name: value for name, value in given.items() if value}
-    shaping: dict[str, Any] = {} if shard_size is None else {"shard_size": shard_size}
+    shapes = {"shard_size": shard_size, "tp": tp, "pp": pp, "ep": ep}
+    shaping: dict[str, Any] = {name: value for name, value in shapes.items() if value is not None}
     paths = [source] if isinstance(source, str | os.PathLike) else list(source)
     if dtype is not None and not dequantize:
         dtype_of(dtype)

@@ -7,7 +7,8 @@
     ZeRO-3 model states       shapes in param_shapes, and tensors of shape [0] in module
     ZeRO optimizer states     the fp32 weights of a rank as flat groups, without names
     model-parallel states     slices of the parameters, or some layers: the sizes in Megatron's args, in the
-                              hyper_parameters of NeMo, in mp_world_size; or other ranks' folders beside its own
+                              hyper_parameters of NeMo, in mp_world_size; or other ranks' folders beside its own;
+                              consolidated.NN.pth of Meta, -model_part-N.pt of fairseq
     DCP_SHARDING_INFO         a safetensors file of HuggingFaceStorageWriter: the offsets of each slice in its tensor
 
 A replicated DTensor and a ShardedTensor of one shard are complete. Edits of keys and devices do not concern this
@@ -22,6 +23,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.checkpoint.tree import Item, ListValue, ObjectValue, fields, listed, pairs_of
@@ -30,6 +32,7 @@ from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
+from ckptfix.formats.members import NEMO_JOINS
 from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped_of
 from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
@@ -253,16 +256,7 @@ Source: megatron/training/checkpointing.py get_checkpoint_name; nemo/utils/model
 
 _MOST_FOLDERS = 10_000
 
-_MEGATRON_JOINS = (
-    "Megatron-LM joins the files of all ranks: tools/checkpoint/convert.py with --target-tensor-parallel-size 1 and "
-    "--target-pipeline-parallel-size 1; or save with --ckpt-format torch_dist, and join its folder with "
-    "`ckptfix convert FOLDER OUT`"
-)
-
-_NEMO_JOINS = (
-    "NeMo joins the files of all ranks: examples/nlp/language_modeling/megatron_change_num_partitions.py with "
-    "--target_tensor_model_parallel_size 1 and --target_pipeline_model_parallel_size 1"
-)
+_FOLDER_JOINS = "put the files of all ranks in one folder, as they were saved: `ckptfix convert FOLDER OUT` joins them"
 
 
 def _of_model_parallel(checkpoint: Checkpoint, parts: PickledObject) -> RankShard | None:
@@ -296,9 +290,46 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: PickledObject) -> RankShar
         said = " and ".join(f"{name} in its {key} is {size}, {means[name]}" for name, size in sizes.items())
         missing = f"several files hold the model: {said}"
         rank, world = _megatron_rank(numbers, sizes) if numbers else None, math.prod(sizes.values())
-        joins = _MEGATRON_JOINS if key == "args" else _NEMO_JOINS
-        return RankShard("model parallel", rank, world, missing, model, joins)
-    return _of_rank_folders(checkpoint, numbers, model or "") if own is not None and checkpoint.entries else None
+        joins, is_command = _joins_megatron(place) if key == "args" else (NEMO_JOINS, False)
+        return RankShard("model parallel", rank, world, missing, model, joins, is_command)
+    if own is not None:
+        return _of_rank_folders(checkpoint, numbers, model or "") if checkpoint.entries else None
+    return _of_slices(checkpoint)
+
+
+def _joins_megatron(place: Path) -> tuple[str, bool]:
+    """Return the advice that joins a rank's file of Megatron-LM with those of the others, and if it is a command."""
+    from ckptfix.formats.parallel.files import megatron_files
+
+    folder = str(place.parent.parent)
+    files = megatron_files(folder)
+    if files is None or len(files.paths) < 2:
+        return _FOLDER_JOINS, False
+    return command("convert", folder, "OUT.safetensors"), True
+
+
+def _of_slices(checkpoint: Checkpoint) -> RankShard | None:
+    """Return the part in a file of Meta or fairseq, which is named after its rank."""
+    from ckptfix.formats.parallel.files import META_FILE, PART_FILE, meta_files, part_files
+    from ckptfix.formats.parallel.flat import parts_of
+
+    place = as_path(checkpoint.path)
+    meta, part = META_FILE.fullmatch(place.name), PART_FILE.fullmatch(place.name)
+    if meta is None and part is None:
+        return None
+    find, rank = (meta_files, int(meta[1])) if meta is not None else (part_files, int(part[2]) if part else 0)
+    folder = str(place.parent)
+    files = find(folder)
+    world = 0 if files is None else max(files.paths)[0] + 1
+    if meta is not None:
+        world = max(world, parts_of({entry.key: entry.shape for entry in checkpoint.entries}, folder), rank + 1)
+        if world < 2:
+            return None
+    there = files is not None
+    joins = command("convert", folder, "OUT.safetensors") if there else _FOLDER_JOINS
+    where = next((entry.name for entry in checkpoint.entries), "")
+    missing = "each rank has slices of the tensors"
+    return RankShard("model parallel", rank, world or None, missing, where, joins, there)
 
 
 def _nemo_config(item: Item) -> Mapping[str, Item]:
@@ -333,7 +364,7 @@ def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str)
         return None
     missing = f"several files hold the model: {place.name} is in {some(others)} too"
     rank = numbers[0] if len(numbers) == 1 else None
-    joins = _MEGATRON_JOINS if place.name.startswith("model_optim_rng") else _NEMO_JOINS
+    joins = _FOLDER_JOINS if place.name.startswith("model_") and place.suffix == ".pt" else NEMO_JOINS
     return RankShard("model parallel", rank, len(ranks), missing, model, joins)
 
 

@@ -97,6 +97,16 @@ def zero_run() -> dict[str, bytes]:
     return _files(lambda folder: Run([weights], 2, 2, torch.bfloat16).save(folder / "zero_run"))
 
 
+def parallel_runs() -> dict[str, bytes]:
+    """A tied GPT of Megatron-LM on two tensor and two pipeline ranks, and Llama 2 on two ranks."""
+    import rank_writer
+
+    gpt = _files(lambda folder: rank_writer.write_megatron(
+        rank_writer.gpt2(), folder / "megatron_run", rank_writer.Sizes(2, 2)
+    ))  # fmt: skip
+    return gpt | _files(lambda folder: rank_writer.write_meta(rank_writer.llama(2), folder / "llama_2", 2))
+
+
 def whole_model() -> bytes:
     """A model that was pickled as such; the module of its class is not here."""
     import sys
@@ -179,6 +189,7 @@ def files() -> dict[str, bytes]:
     """Name -> content."""
     return {
         **zero_run(),
+        **parallel_runs(),
         **two_ranks(),
         **dcp_folder(),
         **training_run(),

@@ -16,6 +16,7 @@ import re
 
 from ckptfix.commands import command
 from ckptfix.errors import ChangedFile, CkptfixError, DistributedPart
+from ckptfix.formats.signs import is_tar_header
 from ckptfix.io.source import is_file, is_local, open_source
 from ckptfix.urls import as_path
 from ckptfix.zips.archive_sequence import BEHIND, is_archive, several
@@ -45,6 +46,8 @@ def refuse_part(path: str, *, behind: int = 0) -> None:
             tail = reader.read(max(0, reader.size - 22), min(22, reader.size))
             if named and (zipped or beside or tail.startswith(b"PK\x05\x06")):
                 what = "a file of a distributed checkpoint (DCP) with one rank's parts of the tensors"
+            elif is_tar_header(head[:512].ljust(512)):
+                return  # the torch files in it are members, such as those of NeMo's ranks
             elif (behind or is_archive(head) or tail.startswith(b"PK\x05\x06")) and (
                 spans := several(reader, behind or BEHIND)
             ):

@@ -11,10 +11,19 @@ from pathlib import Path
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.foreign.file import INSTALL, Answer, UnknownFile
-from ckptfix.formats.members import CHECKPOINTS, kind_of
+from ckptfix.formats.members import (
+    CHECKPOINTS,
+    MEGATRON_FOLDER,
+    NEMO_FILE,
+    NEMO_FOLDER,
+    NEMO_JOINS,
+    STEP_FOLDER,
+    kind_of,
+)
 from ckptfix.formats.signs import is_tar_header
 from ckptfix.io.source import Source, is_folder, open_source
 from ckptfix.urls import as_path
+from ckptfix.words import plural
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
 
 _MAX_MEMBERS = 1000
@@ -26,7 +35,7 @@ _REPACK = "zip it again so that data.pkl is in one folder: zip -0 -r FIXED.pth F
 def zip_archive(file: UnknownFile) -> Answer | None:
     """Identify a zip archive, also one with other bytes before it."""
     if not file.head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        before = _bytes_before_zip(file)
+        before = 0 if is_tar_header(file.head[:512].ljust(512)) else _bytes_before_zip(file)
         if not before:
             return None
         cut = f"tail -c +{before + 1} {quoted(file.path)} > FIXED.pth"
@@ -195,6 +204,15 @@ def folder(path: str) -> Answer:
 
     if any(name.endswith(STATES) for name in names) or steps(path):
         return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", _way(path))
+    steps_inside = [entry for entry in inner if STEP_FOLDER.fullmatch(entry.name)]
+    saves = [entry for entry in steps_inside if any(map(MEGATRON_FOLDER.fullmatch, _names(entry)))]
+    if saves:
+        hint = f"name the folder of one of them: {quoted(str(saves[-1]))}; {_ALL}"
+        return Answer("no-checkpoint", f"a folder: a run of Megatron-LM with {plural(len(saves), 'save')}", hint)
+    ranks = [entry for entry in inner if NEMO_FOLDER.fullmatch(entry.name) and (entry / NEMO_FILE).is_file()]
+    if ranks:
+        what = f"a folder: parts of a model of NeMo for {plural(len(ranks), 'rank')}"
+        return Answer("no-checkpoint", what, NEMO_JOINS)
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
     below = [entry.name for entry in inner if any(_is_likely(name) for name in _names(entry))]
     if found:

@@ -221,9 +221,8 @@ def _say_ranks(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: An
         return rows
     (ratio,) = ratios
     answer.say("one-rank", f"{_shapes(rows)}: 1/{ratio} of each, so the file holds the part of one of {ratio} ranks",
-               "join the files of all ranks first, with a converter of their authors (for Meta's files "
-               "convert_llama_weights_to_hf.py of transformers, for Megatron tools/checkpoint): ckptfix joins those of "
-               "FSDP and DeepSpeed, and not yet those of tensor parallelism")  # fmt: skip
+               "join the files of all ranks first: `ckptfix convert FOLDER OUT` joins those of FSDP and DeepSpeed, of "
+               "Megatron-LM, of Meta (consolidated.NN.pth) and of fairseq")  # fmt: skip
     return []
 
 

@@ -1,0 +1,405 @@
+"""Models cut into the files of ranks: what is joined and written again equals what tests/rank_writer.py cut."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_writer as writer
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rank_writer import Model, Sizes, State, write_megatron, write_meta
+from safetensors.torch import load_file, save_file
+
+import ckptfix
+from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, WouldLoseData
+from ckptfix.formats.parallel import cuts
+from ckptfix.formats.parallel.cuts import RankCut
+from ckptfix.io.read import read_chunks
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
+from ckptfix.ops.doctor import doctor
+
+Make = Callable[[Path], State]
+
+
+def meta(version: int, ranks: int) -> Make:
+    def make(folder: Path) -> State:
+        model = writer.llama(version)
+        write_meta(model, folder, ranks)
+        return model.tensors
+
+    return make
+
+
+def megatron(model: Model, sizes: Sizes, **more: Any) -> Make:
+    def make(folder: Path) -> State:
+        write_megatron(model, folder, sizes, **more)
+        return model.tensors
+
+    return make
+
+
+CASES: dict[str, Make] = {
+    "Llama 2": meta(2, 2),
+    "Llama 3": meta(3, 4),
+    "fairseq": lambda folder: writer.write_fairseq(folder, 2),
+    "Qwen, TP 2, PP 2": megatron(writer.qwen(), Sizes(2, 2)),
+    "Qwen, virtual pipeline": megatron(writer.qwen(), Sizes(2, 2, 2)),
+    "Mixtral, EP 2": megatron(writer.mixtral(), Sizes(2, 1, 1, 2)),
+    "Mixtral, EP 2, PP 2, grouped": megatron(writer.mixtral(grouped=True), Sizes(1, 2, 1, 2)),
+    "GPT-2, tied": megatron(writer.gpt2(), Sizes(2, 2)),
+    "GPT-2, one file": megatron(writer.gpt2(), Sizes()),
+    "before the core": megatron(writer.legacy_gpt(3.0), Sizes(2, 2), nested=True),
+    "queries apart": megatron(writer.legacy_gpt(0), Sizes(2), nested=True, version=0),
+}
+
+
+def same(own: State, other: State) -> None:
+    assert set(own) == set(other)
+    for name, tensor in own.items():
+        assert tensor.dtype == other[name].dtype and torch.equal(tensor, other[name]), name
+
+
+def flat(state: dict[str, Any], at: str = "") -> State:
+    made: State = {}
+    for key, value in state.items():
+        made |= flat(value, f"{at}{key}.") if isinstance(value, dict) else {f"{at}{key}": value}
+    return made
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_ranks_are_joined(case: str, tmp_path: Path) -> None:
+    whole = CASES[case](tmp_path / "in")
+    ckptfix.convert(tmp_path / "in", tmp_path / "out.safetensors")
+    same(whole, load_file(tmp_path / "out.safetensors"))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_meta_files_are_cut_as_fairscale_cuts_them(version: int, ranks: int, tmp_path: Path) -> None:
+    model = writer.llama(version)
+    write_meta(model, tmp_path / "two", 2)
+    write_meta(model, tmp_path / "wanted", ranks)
+    ckptfix.convert(tmp_path / "two", tmp_path / "out", to="meta", tp=ranks)
+    for path in (tmp_path / "wanted").iterdir():
+        if path.suffix == ".pth":
+            same(torch.load(path), torch.load(tmp_path / "out" / path.name))
+    assert json.loads((tmp_path / "out" / "params.json").read_text()) == model.args
+    ckptfix.convert(tmp_path / "out", tmp_path / "again.safetensors")
+    same(model.tensors, load_file(tmp_path / "again.safetensors"))
+
+
+SPLITS: dict[str, tuple[Model, Sizes, dict[str, Any]]] = {
+    "Qwen": (writer.qwen(), Sizes(2, 2, 2), {}),
+    "Mixtral": (writer.mixtral(), Sizes(2, 1, 1, 2), {}),
+    "grouped": (writer.mixtral(grouped=True), Sizes(1, 2), {}),
+    "GPT-2": (writer.gpt2(), Sizes(4), {}),
+    "before the core": (writer.legacy_gpt(0), Sizes(2), {"nested": True, "version": 0}),
+}
+
+
+@pytest.mark.parametrize("case", SPLITS)
+def test_megatron_files_are_cut_as_megatron_cuts_them(case: str, tmp_path: Path) -> None:
+    model, sizes, more = SPLITS[case]
+    write_megatron(model, tmp_path / "in", sizes, **more)
+    write_megatron(model, tmp_path / "wanted", Sizes(2, 2, 1, sizes.ep), **more)
+    ckptfix.convert(tmp_path / "in", tmp_path / "out", to="megatron", tp=2, pp=2, ep=sizes.ep)
+    wanted = sorted(path.relative_to(tmp_path / "wanted") for path in (tmp_path / "wanted").rglob("*.*"))
+    assert wanted == sorted(path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*.*"))
+    for name in wanted[:-1]:
+        own, other = (torch.load(tmp_path / one / name, weights_only=False) for one in ("wanted", "out"))
+        same(flat(own["model"]), flat(other["model"]))
+        assert (own["iteration"], own["checkpoint_version"]) == (other["iteration"], other["checkpoint_version"])
+        stated, args = vars(own["args"]), vars(other["args"])
+        assert {key: args[key] for key in stated if key in args} == {key: stated[key] for key in stated if key in args}
+        assert set(stated) - set(args) <= {"rank", "params_dtype"}
+    ckptfix.convert(tmp_path / "out", tmp_path / "again.safetensors")
+    same(model.tensors, load_file(tmp_path / "again.safetensors"))
+
+
+def test_a_model_without_arguments_is_cut_by_its_shapes(tmp_path: Path) -> None:
+    model = writer.mixtral()
+    save_file(model.tensors, tmp_path / "in.safetensors")
+    done = ckptfix.convert(tmp_path / "in.safetensors", tmp_path / "out", to="megatron", tp=2, ep=4)
+    saved = torch.load(tmp_path / "out/release/mp_rank_01_003/model_optim_rng.pt", weights_only=False)
+    assert saved["args"].swiglu and (saved["args"].num_layers, saved["args"].num_experts) == (2, 4)
+    assert "args/num_attention_heads" in [row.where for row in done.findings]
+    for form in ("zip", "hf", "dcp"):
+        out = tmp_path / (f"again.{form}" if form != "zip" else "again.pth")
+        ckptfix.convert(tmp_path / "out", out, to=form)  # type: ignore[arg-type]
+        assert ckptfix.diff(out, tmp_path / "out").exit_code in (0, 1)
+    same(model.tensors, torch.load(tmp_path / "again.pth")["model"])
+
+
+def refused(source: Path, *words: str, kind: type[CkptfixError] = CkptfixError, **options: Any) -> None:
+    """Check that a conversion is refused with these words, and writes nothing."""
+    out = source.parent / "never"
+    options = {"to": "safetensors", **options}
+    with pytest.raises(kind) as caught:
+        ckptfix.convert(source, out, **options)
+    text = f"{caught.value} {caught.value.hint}"
+    assert all(word in text for word in words), text
+    assert not out.exists()
+
+
+def test_a_file_of_one_rank_is_one_part(tmp_path: Path) -> None:
+    writer.write_fairseq(tmp_path / "f", 2)
+    write_meta(writer.llama(2), tmp_path / "m", 2)
+    folder = write_megatron(writer.qwen(), tmp_path / "g", Sizes(2, 2))
+    shutil.copy(tmp_path / "m" / "consolidated.00.pth", tmp_path)
+    for path, rank in (
+        (tmp_path / "f" / "checkpoint_last-model_part-1.pt", "rank 1 of 2"),
+        (tmp_path / "m" / "consolidated.01.pth", "rank 1 of 2"),
+        (tmp_path / "consolidated.00.pth", "rank 0 of 2"),
+        (folder / "mp_rank_01_001" / "model_optim_rng.pt", "rank 3 of 4"),
+    ):
+        refused(path, rank, "ckptfix convert", kind=WouldLoseData)
+        assert "one-rank" in [row.id for row in doctor(path).findings]
+
+
+def test_a_missing_rank_is_named(tmp_path: Path) -> None:
+    write_meta(writer.llama(3), tmp_path / "m", 4)
+    (tmp_path / "m" / "consolidated.03.pth").unlink()
+    refused(tmp_path / "m", "rank 3 of 4", "consolidated.03.pth")
+    folder = write_megatron(writer.qwen(), tmp_path / "g", Sizes(2, 2))
+    shutil.rmtree(folder / "mp_rank_01_001")
+    refused(tmp_path / "g", "mp_rank_01_001", "one part of 4", "stage 1")
+    (row,) = [row for row in doctor(tmp_path / "g").findings if row.id == "missing-rank"]
+    assert row.where == str(folder / "mp_rank_01_001")
+    shutil.rmtree(folder / "mp_rank_00_001")
+    refused(tmp_path / "g", "mp_rank_00_001")
+
+
+def test_a_file_that_cannot_be_read_is_a_missing_rank(tmp_path: Path) -> None:
+    folder = write_megatron(writer.qwen(), tmp_path / "g", Sizes(2))
+    (folder / "mp_rank_01" / "model_optim_rng.pt").write_bytes(b"PK\x03\x04 cut")
+    refused(tmp_path / "g", "mp_rank_01", "cannot be read")
+
+
+def changed(key: str, value: object) -> Callable[[tuple[int, int, int], dict[str, Any]], object]:
+    def change(place: tuple[int, int, int], saved: dict[str, Any]) -> None:
+        if place == (1, 0, 0):
+            if key in saved:
+                saved[key] = value
+            else:
+                setattr(saved["args"], key, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [("iteration", 400, ("400", "500")), ("num_attention_heads", 8, ("num_attention_heads", "8")),
+     ("rank", 2, ("rank 2 saved it",))],
+)  # fmt: skip
+def test_a_rank_of_another_save_is_named(key: str, value: object, words: tuple[str, ...], tmp_path: Path) -> None:
+    write_megatron(writer.qwen(), tmp_path / "g", Sizes(2), change=changed(key, value))
+    refused(tmp_path / "g", "mp_rank_01", *words, kind=WouldLoseData)
+    assert "other-save" in [row.id for row in doctor(tmp_path / "g").findings]
+
+
+def test_exchanged_files_are_found_by_the_names_of_their_records(tmp_path: Path) -> None:
+    write_meta(writer.llama(2), tmp_path / "m", 2)
+    first, second = (tmp_path / "m" / f"consolidated.0{rank}.pth" for rank in (0, 1))
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    refused(tmp_path / "m", "saved as the file of rank")
+
+
+@pytest.mark.parametrize("sizes", [Sizes(2, 2), Sizes(2, 1, 1, 2)])
+def test_the_arguments_say_what_the_third_number_is(sizes: Sizes, tmp_path: Path) -> None:
+    folder = write_megatron(writer.mixtral(), tmp_path / "g", sizes)
+    assert (folder / "mp_rank_01_001").is_dir()
+    ckptfix.convert(folder, tmp_path / "out.safetensors")
+    same(writer.mixtral().tensors, load_file(tmp_path / "out.safetensors"))
+
+    def other(place: tuple[int, int, int], saved: dict[str, Any]) -> None:
+        saved["args"] = argparse.Namespace(tensor_model_parallel_size=2)
+
+    write_megatron(writer.mixtral(), tmp_path / "h", sizes, change=other)
+    refused(tmp_path / "h", "mp_rank_00_000", "args", kind=DamagedFile)
+
+    def none(place: tuple[int, int, int], saved: dict[str, Any]) -> None:
+        del saved["args"]
+
+    write_megatron(writer.mixtral(), tmp_path / "i", sizes, change=none)
+    refused(tmp_path / "i", "no args", kind=DamagedFile)
+
+
+def test_a_run_with_several_saves_names_the_folder_of_one(tmp_path: Path) -> None:
+    for iteration in (500, 600):
+        write_megatron(writer.gpt2(), tmp_path / "g", Sizes(2), iteration=iteration)
+    refused(tmp_path / "g", "2 saves", "iter_0000600")
+
+
+def test_parts_of_nemo_are_refused_by_name(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / "n" / f"tp_rank_0{rank}").mkdir(parents=True)
+        torch.save({"a": torch.zeros(2)}, tmp_path / "n" / f"tp_rank_0{rank}" / "model_weights.ckpt")
+    refused(tmp_path / "n", "NeMo", "2 ranks")
+
+
+class Runs:
+    """An object whose pickle calls os.mkdir."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_hostile_arguments_run_nothing(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+
+    def change(place: tuple[int, int, int], saved: dict[str, Any]) -> None:
+        saved["args"].hook = Runs(marker)
+        saved["args"].nested = [Runs(marker), {"a": Runs(marker)}]
+        saved["rng_state"] = Runs(marker)
+
+    write_megatron(writer.qwen(), tmp_path / "g", Sizes(2), change=change)
+    done = ckptfix.convert(tmp_path / "g", tmp_path / "out.pth")
+    assert {"args/hook", "rng_state", "optimizer"} <= {row.where for row in done.findings}
+    same(writer.qwen().tensors, torch.load(tmp_path / "out.pth")["model"])
+
+    def all_of_it(place: tuple[int, int, int], saved: dict[str, Any]) -> None:
+        saved["args"] = Runs(marker)
+
+    write_megatron(writer.qwen(), tmp_path / "h", Sizes(2), change=all_of_it)
+    refused(tmp_path / "h", "args")
+    assert not marker.exists()
+
+
+def test_an_unknown_name_needs_a_dimension(tmp_path: Path) -> None:
+    model = writer.qwen()
+    model.add("decoder.layers.0.mlp.novel.weight", writer.row, 4, 8)
+    model.add("decoder.layers.1.mlp.novel.weight", writer.stacked(3), 12, 8)
+    write_megatron(model, tmp_path / "g", Sizes(2, 2))
+    refused(tmp_path / "g", "--dim 'decoder.layers.0.mlp.novel.weight=0'", "layers.1.mlp.novel", kind=WouldLoseData)
+    assert [row.where for row in doctor(tmp_path / "g").findings if row.id == "cut-unknown"]
+    dims = {"*layers.0.mlp.novel.weight": 1, "*layers.1.mlp.novel.weight": "0/3"}
+    # A rank's file calls layer 0 of each stage 0, so the names of the whole model are meant.
+    ckptfix.convert(tmp_path / "g", tmp_path / "out.safetensors", dims=dims)
+    same(model.tensors, load_file(tmp_path / "out.safetensors"))
+    refused(tmp_path / "g", "no tensor has that name", dims={**dims, "none": 0}, kind=Refused)
+    refused(tmp_path / "g", "names no dimension", dims={"*": "rows"}, kind=Refused)
+    refused(tmp_path / "g", "dimension 3", dims={**dims, "*novel*": 3}, kind=DamagedFile)
+
+
+def test_a_shape_that_contradicts_the_hidden_size_is_refused(tmp_path: Path) -> None:
+    model = writer.llama(2)
+    model.cuts["layers.0.attention.wo.weight"] = writer.column
+    model.cuts["layers.1.attention.wo.weight"] = writer.column
+    write_meta(model, tmp_path / "m", 2)
+    refused(tmp_path / "m", "hidden size is 16", kind=DamagedFile)
+
+
+def test_replicas_are_compared(tmp_path: Path) -> None:
+    def change(place: tuple[int, int, int], saved: dict[str, Any]) -> None:
+        if place[0]:
+            saved["model"]["decoder.final_layernorm.weight"] += 1
+
+    write_megatron(writer.gpt2(), tmp_path / "g", Sizes(2), change=change)
+    done = ckptfix.convert(tmp_path / "g", tmp_path / "out.safetensors")
+    assert [row.where for row in done.findings if row.id == "ranks-differ"] == ["decoder.final_layernorm.weight"]
+    same(writer.gpt2().tensors, load_file(tmp_path / "out.safetensors"))
+
+
+def test_a_tied_copy_that_differs_is_named(tmp_path: Path) -> None:
+    def change(place: tuple[int, int, int], saved: dict[str, Any]) -> None:
+        if place[1]:
+            saved["model"]["output_layer.weight"] += 1
+
+    write_megatron(writer.gpt2(), tmp_path / "g", Sizes(1, 2), change=change)
+    done = ckptfix.convert(tmp_path / "g", tmp_path / "out.safetensors")
+    assert [row.where for row in done.findings if row.id == "ranks-differ"] == ["embedding.word_embeddings.weight"]
+
+
+def test_padding_of_the_vocabulary_is_cut_on_request(tmp_path: Path) -> None:
+    model = writer.qwen()
+    folder = write_megatron(model, tmp_path / "g", Sizes(2))
+    (tmp_path / "g" / "config.json").write_text('{"vocab_size": 51}')
+    for given_size, size in (("args", 50), ("config", 51), (40, 40)):
+        out = tmp_path / f"{given_size}.safetensors"
+        done = ckptfix.convert(tmp_path / "g", out, vocab_size=given_size)  # type: ignore[arg-type]
+        assert f"output_layer.weight[{size}:64]" in [row.where for row in done.findings]
+        cut = {"embedding.word_embeddings.weight", "output_layer.weight"}
+        same({name: row[:size] if name in cut else row for name, row in model.tensors.items()}, load_file(out))
+    refused(tmp_path / "g", "64 rows", vocab_size=65)
+    refused(folder, "config has no vocab_size", vocab_size="config")
+    save_file(model.tensors, tmp_path / "one.safetensors")
+    refused(tmp_path / "one.safetensors", "--vocab-size", vocab_size=8, kind=Refused, to="zip")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [({"tp": 3}, "3 ranks"), ({"pp": 3}, "3 stages"), ({"ep": 2}, "experts"), ({"tp": 0}, "--tp 0"),
+     ({"to": "meta"}, "Meta's")],
+)  # fmt: skip
+def test_what_does_not_divide_is_refused(options: dict[str, Any], word: str, tmp_path: Path) -> None:
+    write_megatron(writer.gpt2(4), tmp_path / "g", Sizes(2))
+    refused(tmp_path / "g", word, kind=Refused, **{"to": "megatron", **options})
+
+
+def test_token_embeddings_of_an_unknown_version_need_a_dimension(tmp_path: Path) -> None:
+    model = writer.llama(2)
+    save_file(model.tensors, tmp_path / "in.safetensors")
+    refused(tmp_path / "in.safetensors", "tok_embeddings", "--dim", to="meta", tp=2, kind=Refused)
+    ckptfix.convert(tmp_path / "in.safetensors", tmp_path / "out", to="meta", tp=2, dims={"tok_embeddings.weight": 1})
+    write_meta(model, tmp_path / "wanted", 2)
+    for name in ("consolidated.00.pth", "consolidated.01.pth"):
+        same(torch.load(tmp_path / "wanted" / name), torch.load(tmp_path / "out" / name))
+
+
+def test_other_commands_read_the_folder_as_any_checkpoint(tmp_path: Path) -> None:
+    model = writer.qwen()
+    write_megatron(model, tmp_path / "g", Sizes(2, 2))
+    same(model.tensors, dict(ckptfix.load_state_dict(tmp_path / "g")))
+    ckptfix.convert(tmp_path / "g", tmp_path / "one.safetensors")
+    assert ckptfix.diff(tmp_path / "g", tmp_path / "one.safetensors").exit_code in (0, 1)
+    assert not [row for row in doctor(tmp_path / "g").findings if row.severity in ("error", "warning")]
+    ckptfix.cast(tmp_path / "g", tmp_path / "half.safetensors", to="float16")
+    cast = {name: tensor.half() for name, tensor in model.tensors.items()}
+    same(cast, load_file(tmp_path / "half.safetensors"))
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_parts_of_any_cut_make_the_whole(data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(1, 4))
+    stacked = tuple(data.draw(st.lists(st.integers(1, 3), max_size=3)))
+    shape = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    shape[dim] = ranks * max(sum(stacked), 1) * data.draw(st.integers(1, 2))
+    whole = torch.arange(math.prod(shape), dtype=torch.int16).reshape(shape)
+    parts = whole.split([part * shape[dim] // sum(stacked) for part in stacked], dim) if stacked else (whole,)
+    cut = RankCut(dim, stacked)
+    own = {rank: torch.cat([part.chunk(ranks, dim)[rank] for part in parts], dim) for rank in range(ranks)}
+    local = {rank: _entry(tensor) for rank, tensor in own.items()}
+    made = cuts.joined("whole", tuple(shape), cut, local, ranks)
+    assert b"".join(chunk for piece in made.segments for chunk in read_chunks(piece)) == _bytes(whole)
+    for rank in range(ranks):
+        size, piece = cuts.part_of_rank(_entry(whole), cut, rank, ranks)
+        assert size == tuple(own[rank].shape)
+        assert b"".join(read_chunks(piece)) == _bytes(own[rank])
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().view(torch.uint8).flatten().tolist())
+
+
+def _entry(tensor: torch.Tensor) -> TensorEntry:
+    shape, data = tuple(tensor.shape), _bytes(tensor)
+    place = SplicedFile("memory", [len(data)], lambda _: SplicedPiece((data,))).place(0)
+    storage = Storage("0", "int16", len(data), "cpu", place)
+    return TensorEntry("whole", "", storage, "int16", shape, contiguous_stride(shape))
