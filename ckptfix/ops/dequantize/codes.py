@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ckptfix.elements.arrays import Encoding
+from ckptfix.elements import arrays
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array: TypeAlias = NDArray[Any]
 
-Kind = Literal["f4", "i8"]
-"""float32 numbers, or integers by which an array is indexed."""
+Kind = Literal["f4", "u2", "i8"]
+"""float32 numbers, or integers that name places in an array."""
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The number of each code of four bits: a sign, two bits of exponent, one of mantissa."""
@@ -32,12 +32,9 @@ def integers(bits: int, offset: int = 0) -> tuple[float, ...]:
     return tuple(float(code + offset) for code in range(1 << bits))
 
 
-@cache
-def eight_bits(dtype: str) -> Array:
-    """Return the number of each byte of an 8-bit dtype, as float32."""
-    import numpy
-
-    return Encoding.of(dtype, "little").decoded(bytes(range(256))).astype(numpy.float32)
+def eight_bits(dtype: str) -> Callable[[Array], Array]:
+    """Return a function that returns the numbers of bytes of an 8-bit dtype, as float32."""
+    return partial(arrays.eight_bits, name=dtype)
 
 
 @cache
@@ -64,13 +61,30 @@ def _items(numbers: Array) -> Array:
 
     held = numpy.ascontiguousarray(numbers)
     size = held.shape[1] * held.itemsize
-    return held.view({8: "u8", 16: "c16"}.get(size, f"V{size}")).reshape(-1)
+    return held.view({4: "u4", 8: "u8", 16: "c16"}.get(size, f"V{size}")).reshape(-1)
 
 
 def in_bytes(data: Array, table: tuple[float, ...], *, high_first: bool = False, kind: Kind = "f4") -> Array:
     """Return the numbers of the codes in the rows of `data`, bytes of several codes each."""
-    found: Array = _spread(table, high_first, kind).take(data).view(kind).reshape(len(data), -1)
-    return found
+    import numpy
+
+    if len(table) == 16 and kind != "i8" and not high_first and table == integers(4, int(table[0])):
+        found = _nibbles(data, "u2" if kind == "u2" else "u1").astype(kind, copy=False)
+        if table[0]:
+            found += numpy.dtype(kind).type(table[0])
+    else:
+        found = _spread(table, high_first, kind).take(data).view(kind)
+    made: Array = found.reshape(len(data), -1)
+    return made
+
+
+def _nibbles(data: Array, kind: Literal["u1", "u2"]) -> Array:
+    """Return the codes of four bits in bytes, the low one first; shifts take half the time of a table."""
+    wide, shift, mask = ("<u2", 4, 0x0F0F) if kind == "u1" else ("<u4", 12, 0x000F000F)
+    made = data.astype(wide)
+    made |= made << made.dtype.type(shift)
+    made &= made.dtype.type(mask)
+    return made.view("u1" if kind == "u1" else "<u2")
 
 
 def in_words(words: Array, table: tuple[float, ...], count: int, kind: Kind = "f4") -> Array:
@@ -181,25 +195,28 @@ class Table:
         return 2 * len(self.numbers) * groups <= width
 
     def values(self, round_: Any, *companions: Array) -> Array:
-        """Return the weight of each code in each group: (row, group, code)."""
+        """Return the weight of each code in each group: (code, row, group)."""
         import numpy
 
-        codes = numpy.array(self.numbers, numpy.float32).reshape(1, 1, -1)
-        made: Array = self.formula(round_, codes, *(one[:, :, None] for one in companions))
+        codes = numpy.array(self.numbers, numpy.float32).reshape(-1, 1, 1)
+        made: Array = self.formula(round_, codes, *companions)
         return made
 
     def look_up(self, values: Array, data: Array, into: Array) -> None:
         """Fill `into` with the value of each code; `values` are those of `values`, in any dtype."""
         import numpy
 
-        rows, groups, levels = values.shape
-        places = self.decode(data, integers(levels.bit_length() - 1), "i8")
+        levels, rows, groups = values.shape
+        # Places of two bytes are computed in a quarter of the time of those that numpy indexes by.
+        kind: Kind = "u2" if values.size <= 1 << 16 else "i8"
+        places = self.decode(data, integers(levels.bit_length() - 1), kind)
+        places *= rows * groups
         if self.index is None:
             view = places.reshape(rows * groups, -1)
-            view += numpy.arange(0, rows * groups * levels, levels)[:, None]
+            view += numpy.arange(rows * groups).astype(kind)[:, None]
         else:
-            places += (self.index * levels)[None, :]
-            places += numpy.arange(0, rows * groups * levels, groups * levels)[:, None]
+            places += self.index.astype(kind)[None, :]
+            places += numpy.arange(0, rows * groups, groups).astype(kind)[:, None]
         # Other modes copy the output through a buffer.
         numpy.take(values.reshape(-1), places, out=into, mode="clip")
 

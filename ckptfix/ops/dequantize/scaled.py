@@ -178,13 +178,13 @@ def fp8(parts: Parts) -> Layout:
     DeepSeek-V3 inference/kernel.py ``weight_dequant`` multiplies in float32 and stores bfloat16.
     """
     scale = parts.first_scale
-    table = eight_bits(parts.codes.dtype)
+    decode = eight_bits(parts.codes.dtype)
     method = parts.settings.text("quant_method")
     dtype = _dtype(parts, scale)
     if method == "compressed-tensors" and scale.dtype in MOST_FLOATS:
         dtype = scale.dtype  # compressed_tensors/quantization/lifecycle/forward.py dequantize
     powers = scale.dtype == "float8_e8m0fnu"
-    return one_scale(parts, table.take, dtype, scale=scale, whole=power_of_two if powers else None)
+    return one_scale(parts, decode, dtype, scale=scale, whole=power_of_two if powers else None)
 
 
 def power_of_two(tensors: Tensors, entry: TensorEntry) -> Array:
@@ -204,8 +204,8 @@ def power_of_two(tensors: Tensors, entry: TensorEntry) -> Array:
 
 def mxfp8(parts: Parts) -> Layout:
     """Return the layout of fp8 codes with a power of two for each 32 (compressed_tensors/compressors/mxfp8)."""
-    table = eight_bits(parts.codes.dtype)
-    return one_scale(parts, table.take, "bfloat16", whole=power_of_two, last=32)
+    decode = eight_bits(parts.codes.dtype)
+    return one_scale(parts, decode, "bfloat16", whole=power_of_two, last=32)
 
 
 def mxfp4(parts: Parts) -> Layout:

@@ -21,7 +21,7 @@ from quantized_files import BESIDE, FP8, KINDS, fixtures, written
 
 import ckptfix
 from ckptfix.checkpoint.quantization import GGUF, SCHEMES, SUBCLASS, UNKNOWN
-from ckptfix.elements.arrays import halves, nearest
+from ckptfix.elements.arrays import eight_bits, halves, nearest
 from ckptfix.errors import CkptfixError, Refused, WouldLoseData
 from ckptfix.ops.dequantize.own import TORCH
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
@@ -248,6 +248,8 @@ def four_bits(
     numel = math.prod(shape)
     codes = torch.randint(0, 16, (numel + numel % 2,))
     table = torch.linspace(-1, 1, 16) ** 3
+    if kind == "fp4":
+        table[[0, 8]] = 0.0  # as in bitsandbytes' own, so that zeros have no sign
     blocks = -(-numel // size)
     absmax = torch.rand(blocks) + 0.01
     stated: dict[str, Any] = {"quant_type": kind, "blocksize": size, "dtype": dtype, "shape": list(shape)}
@@ -283,6 +285,7 @@ def test_four_bits_as_bitsandbytes(
     state, expected = four_bits(shape, size, kind, dtype, nested=nested)
     found, _ = plain(state, tmp_path)
     assert list(found) == ["l.weight"]
+    assert not torch.signbit(found["l.weight"][expected == 0]).any()
     same(found["l.weight"], expected)
 
 
@@ -681,3 +684,17 @@ def test_ties_that_metadata_states_are_dequantized_too(tmp_path: Path, suffix: s
         assert sorted(found) == ["a.weight", "b.weight", "n.bias"]
         same(found["a.weight"], codes.float() * scale)
         assert found["a.weight"].data_ptr() == found["b.weight"].data_ptr()
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_bytes_are_numbers_as_torch_says(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, flushed: bool
+) -> None:
+    if flushed:
+        monkeypatch.setattr("ckptfix.elements.arrays._subnormal", lambda: numpy.float32(0))
+    codes = numpy.arange(256, dtype=numpy.uint8)
+    found = torch.from_numpy(eight_bits(codes, str(dtype).removeprefix("torch.")))
+    expected = torch.from_numpy(codes).view(dtype).float()
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num().view(torch.int32), expected.nan_to_num().view(torch.int32))
