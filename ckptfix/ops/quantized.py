@@ -9,23 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.checkpoint.address import join
-from ckptfix.checkpoint.quantization import (
-    BLOCKS,
-    GGUF,
-    NOWHERE,
-    SUBCLASS,
-    OtherShards,
-    Quantization,
-    Quantized,
-    Role,
-    linked_names,
-    patterns,
-    recognised,
-)
+from ckptfix.checkpoint.quantization_signs import BLOCKS, Quantization, has_signs, patterns
 from ckptfix.commands import word
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.findings.row import Finding
@@ -34,6 +22,9 @@ from ckptfix.formats import format_of, listed_beside, open_checkpoint
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.urls import as_path
 from ckptfix.words import plural
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.quantization import OtherShards, Quantized, Role
 
 CONFIG = "config.json"
 MOST_CONFIG = 1 << 22
@@ -51,11 +42,19 @@ def quantization_of(checkpoint: Checkpoint) -> Quantization:
 def _quantization(checkpoint: Checkpoint) -> Quantization:
     optimizer = {state.at for state in checkpoint.state_dicts if state.optimizer}
     entries = [entry for entry in checkpoint.entries if entry.at not in optimizer]
-    return recognised(entries, methods_of(checkpoint), _elsewhere(checkpoint, entries))
+    methods = methods_of(checkpoint)
+    if not methods and not has_signs(entries):
+        return Quantization()
+    # Only such files are worth the import of the table of schemes.
+    from ckptfix.checkpoint.quantization import recognised
+
+    return recognised(entries, methods, _elsewhere(checkpoint, entries))
 
 
 def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> OtherShards:
     """Return what the index beside a lone shard lists in other shards."""
+    from ckptfix.checkpoint.quantization import NOWHERE, OtherShards, linked_names
+
     if not is_local(checkpoint.path) or found_as(checkpoint.path) != "file":
         return NOWHERE
     linked = {name for entry in entries if not entry.at for name in linked_names(entry)}
@@ -187,7 +186,7 @@ _LIBRARIES: tuple[tuple[str, str], ...] = (
 
 def library_of(weight: Quantized) -> str:
     """Return the library that loads a quantized weight."""
-    if weight.scheme is SUBCLASS:
+    if weight.scheme.id == "tensor-class":
         return weight.label.partition(" ")[0]
     names = (name for start, name in _LIBRARIES if weight.scheme.id.startswith(start))
     return next(names, "the library that quantized it")
@@ -220,7 +219,8 @@ def refuse_blocks(checkpoint: Checkpoint) -> None:
         Refused: a tensor consists of such blocks.
     """
     if any(entry.detail.startswith(BLOCKS) for entry in checkpoint.entries):
-        names = [name for name, (_, weight) in quantization_of(checkpoint).roles.items() if weight.scheme is GGUF]
+        roles = quantization_of(checkpoint).roles
+        names = [name for name, (_, weight) in roles.items() if weight.scheme.id == "gguf-blocks"]
         hint = "add --dequantize, which writes plain weights"
         refuse(checkpoint, names, "other formats cannot name the type of its blocks", hint)
 
