@@ -28,7 +28,7 @@ COMPANIONS = (
     "absmax", "quant_map", "zero", "zeros", "biases", "tables", "tables2", "row_offsets", "col_vals", "codebooks",
     "centroids.weight", "weight_bias", "meta", "SU", "SV", "suh", "svh", ".s",
 )  # fmt: skip
-"""Ends of the keys of companions, one of which every scheme needs."""
+"""Ends of the keys of companions; every scheme needs such a companion."""
 
 CODES = ("dense_weights", "indices", "Qidxs", "qdata", "codes", "_data")
 """Ends of the keys of codes that may be int64."""
