@@ -38,21 +38,23 @@ def eight_bits(dtype: str) -> Callable[[Array], Array]:
 
 
 @cache
-def _spread(table: tuple[float, ...], high_first: bool, kind: Kind) -> Array:
+def _spread(packed: bytes, high_first: bool, kind: Kind) -> Array:
     """Return the numbers of the codes in each byte, one item for each byte.
 
     Args:
-        table: the number of each code: 16 for codes of four bits, 4 for codes of two, 2 for codes of one.
+        packed: the number of each code, as float32: 16 for codes of four bits, 4 for codes of two, 2 for codes of one.
+            As bytes, because tables that differ in the sign of a zero are equal.
     """
     import numpy
 
+    table = numpy.frombuffer(packed, numpy.float32)
     bits = len(table).bit_length() - 1
     shifts = list(range(0, 8, bits))
     if high_first:
         shifts.reverse()
     every = numpy.arange(256)
     made = numpy.stack([(every >> shift) & (len(table) - 1) for shift in shifts], axis=1)
-    return _items(numpy.array(table, kind)[made])
+    return _items(table.astype(kind)[made])
 
 
 def _items(numbers: Array) -> Array:
@@ -73,7 +75,8 @@ def in_bytes(data: Array, table: tuple[float, ...], *, high_first: bool = False,
         if table[0]:
             found += numpy.dtype(kind).type(table[0])
     else:
-        found = _spread(table, high_first, kind).take(data).view(kind)
+        packed = numpy.array(table, numpy.float32).tobytes()
+        found = _spread(packed, high_first, kind).take(data).view(kind)
     made: Array = found.reshape(len(data), -1)
     return made
 

@@ -306,9 +306,21 @@ def test_nvfp4(tmp_path: Path, divided: bool) -> None:
     names = ("_packed", "_global_scale") if divided else ("", "_scale_2")
     state = {f"l.weight{names[0]}": nibbles(codes), "l.weight_scale": scale, f"l.weight{names[1]}": most}
     whole = scale.float() / most if divided else scale.float() * most
-    expected = e2m1(codes) * whole.repeat_interleave(16, 1)
+    # ModelOpt's table has no negative zero, and that of compressed-tensors has one.
+    expected = (e2m1(codes) if divided else e2m1(codes) + 0) * whole.repeat_interleave(16, 1)
     same(plain(state, tmp_path)[0]["l.weight"], expected.bfloat16())
     same(plain(state, tmp_path, dtype="fp32")[0]["l.weight"], expected)
+
+
+@pytest.mark.parametrize("settings", [{"quant_method": "modelopt", "quant_algo": "FP8"}, {"quant_method": "fp8"}])
+@pytest.mark.parametrize("shape", [(), (32, 1)])
+def test_modelopt_rounds_the_scale_of_fp8(tmp_path: Path, shape: tuple[int, ...], settings: dict[str, str]) -> None:
+    weight, scale = torch.randn(32, 64).to(FP8), torch.rand(shape) + 0.0123
+    config = {"quantization_config": settings}
+    state = {"l.weight": weight, "l.weight_scale": scale}
+    first = scale.bfloat16().float() if settings["quant_method"] == "modelopt" else scale
+    same(plain(state, tmp_path, config)[0]["l.weight"], (weight.float() * first).bfloat16())
+    same(plain(state, tmp_path, config, dtype="fp32")[0]["l.weight"], weight.float() * scale)
 
 
 @pytest.mark.parametrize("four", [True, False])
@@ -440,7 +452,7 @@ def test_packed_params_are_named_and_refused(tmp_path: Path) -> None:
 
 
 REFERENCES = {
-    "transformers 5.23, compressed-tensors 0.20": ["fp8-scale-inv", "fp8-scale"],
+    "transformers 5.23, compressed-tensors 0.20, vLLM 0.33, ModelOpt 0.47": ["fp8-scale-inv", "fp8-scale"],
     "compressed-tensors 0.20": [
         "mxfp8", "mxfp4-pack-quantized", "nvfp4-pack-quantized", "int8-scale", "pack-quantized",
     ],
@@ -452,9 +464,11 @@ REFERENCES = {
     "transformers 5.23": ["bitnet"],
     "torch": ["torch-quantized"],
     "gguf 0.19": ["gguf-blocks"],
+    "ModelOpt 0.47, and vLLM 0.33 but for the sign of zeros": ["nvfp4-modelopt"],
+    "dequantize_weight of GPTQModel 7.7, run from its source on a CPU": ["gptq"],
+    "dequantize_gemm of AutoAWQ 0.2.9, run from its source on a CPU": ["awq"],
     "loops from the source that the table of schemes names": [
-        "fp8-module-scale", "fp8-scale-weight", "int8-scales", "mxfp4-blocks", "mx-pairs", "nvfp4-modelopt",
-        "int4-modelopt", "gptq", "awq",
+        "fp8-module-scale", "fp8-scale-weight", "int8-scales", "mxfp4-blocks", "mx-pairs", "int4-modelopt",
     ],
 }  # fmt: skip
 """What the weights of each scheme were compared with, bit for bit; the loops of these tests say the same."""
