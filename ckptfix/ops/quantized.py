@@ -160,12 +160,18 @@ def no_numbers(checkpoint: Checkpoint, entry: TensorEntry) -> str | None:
     return why_no_numbers(entry) or codes_of(checkpoint).get(entry.name)
 
 
-def codes_note(names: Collection[str]) -> tuple[Finding, ...]:
-    """Return a note that some tensors, at these addresses, hold codes; nothing for no tensors."""
+def codes_note(names: Collection[str], kinds: Iterable[object] = ()) -> tuple[Finding, ...]:
+    """Return a note that some tensors, at these addresses, hold codes; nothing for no tensors.
+
+    Args:
+        kinds: descriptions of the quantized weights.
+    """
     if not names:
         return ()
     hold = "holds" if len(names) == 1 else "hold"
     message = f"{plural(len(names), 'tensor')} {hold} codes of quantized weights, not numbers"
+    said = "; ".join(map(str, kinds))
+    message = f"{message} ({said})" if said else message
     return (found("quantized", message, where=next(iter(names)), fix="--dequantized computes the weights"),)
 
 
