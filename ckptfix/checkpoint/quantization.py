@@ -14,11 +14,11 @@ A name is a stem and a suffix: ``l.weight`` and ``l.weight_scale_inv`` are the s
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ckptfix.checkpoint.quantization_signs import BLOCKS, FLOATS, INTEGERS, Quantization
 from ckptfix.checkpoint.tensors import TensorEntry
 
 Shape = tuple[int, ...]
@@ -32,11 +32,9 @@ Fits = Callable[[Shape, Shape], bool]
 """A test of whether a companion of the second shape belongs to codes of the first."""
 
 FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
-FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 EXPONENTS = frozenset({"uint8", "float8_e8m0fnu"})
 """Dtypes of a power of two for each group, as in MX formats."""
 
-INTEGERS = frozenset({"int8", "uint8", "int16", "int32", "int64"})
 NIBBLES = frozenset({"uint8", "int8", "float4_e2m1fn_x2"})
 """Dtypes that hold two codes of four bits in a byte."""
 
@@ -613,10 +611,6 @@ GGUF = Scheme(
 )  # fmt: skip
 """A weight as GGUF stores it: rows of blocks, which hold their own scales."""
 
-BLOCKS = "GGUF blocks "
-"""The beginning of `TensorEntry.detail` of such a tensor; the name of the type follows."""
-
-
 UNKNOWN = Scheme(
     "unknown-layout", "quantized in an unknown layout", "", frozenset(), (), "",
     "names and dtypes of codes and companions match a scheme, but a shape does not", last=frozenset(),
@@ -644,30 +638,6 @@ class Quantized:
     def names(self) -> tuple[str, ...]:
         """The addresses of all its tensors."""
         return (*(() if self.codes is None else (self.codes,)), *(name for _, name in self.companions))
-
-
-@dataclass(frozen=True, slots=True)
-class Quantization:
-    """The quantized weights of a checkpoint.
-
-    Attributes:
-        weights: in file order.
-        roles: address of a tensor -> its role, and the weight that it belongs to.
-    """
-
-    weights: tuple[Quantized, ...] = ()
-    roles: Mapping[str, tuple[Role, Quantized]] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.weights)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Name of a scheme in messages -> number of its weights."""
-        found: dict[str, int] = {}
-        for row in self.weights:
-            found[row.label] = found.get(row.label, 0) + 1
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -869,29 +839,3 @@ def _ends(key: str, scheme: Scheme, companion: Companion) -> bool:
         key == last.removesuffix(scheme.suffix) + suffix or key.endswith(f".{last.removesuffix(scheme.suffix)}{suffix}")
         for last in scheme.last
     )
-
-
-def observers(entries: Iterable[TensorEntry]) -> dict[str, str]:
-    """Return the scales and zero points that torch.ao keeps for a module's output or a fake quantizer.
-
-    A `scale` counts only if an integer `zero_point` of its shape is beside it.
-
-    Returns:
-        Address -> a description.
-    """
-    listed = {(entry.at, entry.key): entry for entry in entries}
-    found: dict[str, str] = {}
-    for (at, key), entry in listed.items():
-        stem, _, leaf = key.rpartition(".")
-        if leaf != "zero_point" or entry.dtype not in INTEGERS:
-            continue
-        scale = listed.get((at, f"{stem}.scale" if stem else "scale"))
-        if scale is not None and scale.shape == entry.shape:
-            found[scale.name] = "torch.ao: the scale of quantized values"
-            found[entry.name] = "torch.ao: the zero of quantized values"
-    return found
-
-
-def patterns(names: Iterable[str]) -> Iterator[str]:
-    """Yield globs that match the names; names that differ only in numbers share one glob."""
-    yield from dict.fromkeys(re.sub(r"\d+", "*", re.sub(r"([\[\]?*])", r"[\1]", name)) for name in names)

@@ -101,7 +101,7 @@ class Encoding:
         import numpy
 
         if self.dtype.family == "float" and self.dtype.itemsize == 1:
-            return _eight_bits(self.dtype.name)[numpy.frombuffer(data, numpy.uint8)]
+            return eight_bits(numpy.frombuffer(data, numpy.uint8), self.dtype.name)
         block = self.viewed(data)
         return block.astype(numpy.float32) if self.dtype.name in ("bfloat16", "float16") else block
 
@@ -132,6 +132,45 @@ class Encoding:
             made = made.view(f"u{self.dtype.unit}")
             made.byteswap(inplace=True)
         return made.tobytes()
+
+
+_SHIFTED: dict[str, tuple[int, float, int]] = {
+    "float8_e4m3fn": (20, 2.0**120, 0x7F),
+    "float8_e5m2": (21, 2.0**112, 0x7C),
+}
+"""8-bit dtype -> the shift to the places of a float32's exponent and mantissa, the power of two that corrects the bias,
+and the least code without a sign that is not finite."""
+
+
+def eight_bits(codes: Elements, name: str) -> Elements:
+    """Return float32 numbers for bytes of an 8-bit dtype.
+
+    With the exponent and mantissa in the places of a float32's, only the bias is wrong: a product by a power of two,
+    which is exact, corrects it. This takes half the time of a table.
+    """
+    import numpy
+
+    shift, ratio, special = _SHIFTED.get(name, (0, 0.0, 0))
+    # Libraries built with -ffast-math make the processor take subnormal numbers for zero in their threads.
+    if not _subnormal() * numpy.float32(ratio):
+        table: Elements = _eight_bits(name).take(codes)
+        return table
+    bits = codes.view(numpy.int8).astype(numpy.int32)
+    bits <<= numpy.int32(shift)
+    bits &= numpy.int32((0x7F << shift) - (1 << 31))
+    made = bits.view(numpy.float32)
+    made *= numpy.float32(ratio)
+    unusual = (codes & numpy.uint8(0x7F)) >= numpy.uint8(special)
+    if unusual.any():
+        made[unusual] = _eight_bits(name)[codes[unusual]]
+    return made
+
+
+@cache
+def _subnormal() -> numpy.float32:
+    import numpy
+
+    return numpy.float32(2.0**-130)
 
 
 @cache

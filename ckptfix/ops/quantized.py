@@ -9,23 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.checkpoint.address import join
-from ckptfix.checkpoint.quantization import (
-    BLOCKS,
-    GGUF,
-    NOWHERE,
-    SUBCLASS,
-    OtherShards,
-    Quantization,
-    Quantized,
-    Role,
-    linked_names,
-    patterns,
-    recognised,
-)
+from ckptfix.checkpoint.quantization_signs import BLOCKS, Quantization, has_signs, patterns
 from ckptfix.commands import word
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.findings.row import Finding
@@ -34,6 +22,9 @@ from ckptfix.formats import format_of, listed_beside, open_checkpoint
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.urls import as_path
 from ckptfix.words import plural
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.quantization import OtherShards, Quantized, Role
 
 CONFIG = "config.json"
 MOST_CONFIG = 1 << 22
@@ -51,11 +42,19 @@ def quantization_of(checkpoint: Checkpoint) -> Quantization:
 def _quantization(checkpoint: Checkpoint) -> Quantization:
     optimizer = {state.at for state in checkpoint.state_dicts if state.optimizer}
     entries = [entry for entry in checkpoint.entries if entry.at not in optimizer]
-    return recognised(entries, methods_of(checkpoint), _elsewhere(checkpoint, entries))
+    methods = methods_of(checkpoint)
+    if not methods and not has_signs(entries):
+        return Quantization()
+    # Only such files are worth the import of the table of schemes.
+    from ckptfix.checkpoint.quantization import recognised
+
+    return recognised(entries, methods, _elsewhere(checkpoint, entries))
 
 
 def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> OtherShards:
     """Return what the index beside a lone shard lists in other shards."""
+    from ckptfix.checkpoint.quantization import NOWHERE, OtherShards, linked_names
+
     if not is_local(checkpoint.path) or found_as(checkpoint.path) != "file":
         return NOWHERE
     linked = {name for entry in entries if not entry.at for name in linked_names(entry)}
@@ -161,12 +160,18 @@ def no_numbers(checkpoint: Checkpoint, entry: TensorEntry) -> str | None:
     return why_no_numbers(entry) or codes_of(checkpoint).get(entry.name)
 
 
-def codes_note(names: Collection[str]) -> tuple[Finding, ...]:
-    """Return a note that some tensors, at these addresses, hold codes; nothing for no tensors."""
+def codes_note(names: Collection[str], kinds: Iterable[object] = ()) -> tuple[Finding, ...]:
+    """Return a note that some tensors, at these addresses, hold codes; nothing for no tensors.
+
+    Args:
+        kinds: descriptions of the quantized weights.
+    """
     if not names:
         return ()
     hold = "holds" if len(names) == 1 else "hold"
     message = f"{plural(len(names), 'tensor')} {hold} codes of quantized weights, not numbers"
+    said = "; ".join(map(str, kinds))
+    message = f"{message} ({said})" if said else message
     return (found("quantized", message, where=next(iter(names)), fix="--dequantized computes the weights"),)
 
 
@@ -187,7 +192,7 @@ _LIBRARIES: tuple[tuple[str, str], ...] = (
 
 def library_of(weight: Quantized) -> str:
     """Return the library that loads a quantized weight."""
-    if weight.scheme is SUBCLASS:
+    if weight.scheme.id == "tensor-class":
         return weight.label.partition(" ")[0]
     names = (name for start, name in _LIBRARIES if weight.scheme.id.startswith(start))
     return next(names, "the library that quantized it")
@@ -220,7 +225,8 @@ def refuse_blocks(checkpoint: Checkpoint) -> None:
         Refused: a tensor consists of such blocks.
     """
     if any(entry.detail.startswith(BLOCKS) for entry in checkpoint.entries):
-        names = [name for name, (_, weight) in quantization_of(checkpoint).roles.items() if weight.scheme is GGUF]
+        roles = quantization_of(checkpoint).roles
+        names = [name for name, (_, weight) in roles.items() if weight.scheme.id == "gguf-blocks"]
         hint = "add --dequantize, which writes plain weights"
         refuse(checkpoint, names, "other formats cannot name the type of its blocks", hint)
 

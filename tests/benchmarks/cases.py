@@ -461,6 +461,24 @@ def cast(bench: Bench) -> Case:
     )
 
 
+def dequantize(scheme: str) -> Callable[[Bench], Case]:
+    """Plain weights of 2 GB from codes of `scheme`, against ``cp`` of the input and of as large an output."""
+
+    def case(bench: Bench) -> Case:
+        codes, whole = bench.input(f"{scheme}.safetensors"), bench.input("matrices.safetensors")
+        ours, both = bench.output("ours.safetensors"), bench.output("both")
+        script = 'mkdir "$3" && cp "$1" "$2" "$3" && find "$3" -exec sync {} +'
+        copied = Contender("cp of both + sync", ("sh", "-c", script, "sh", str(codes), str(whole), str(both)), both)
+        return Case(
+            f"convert --dequantize, {scheme}",
+            bench.ckptfix("convert", codes, ours, "--dequantize", output=ours),
+            ((copied, Target("ratio", 2)),),
+            memory=200 * MB,
+        )
+
+    return case
+
+
 def average(bench: Bench) -> Case:
     big, ours = bench.input("plain.safetensors"), bench.output("ours.safetensors")
     return Case(
@@ -556,6 +574,7 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "doctor-fast": doctor_fast,
     "select": select,
     "cast": cast,
+    **{f"dequantize-{scheme}": dequantize(scheme) for scheme in ("gptq", "awq", "fp8", "nf4", "nvfp4")},
     "average": average,
     "average-cold": average_cold,
     "stats": stats,

@@ -100,6 +100,64 @@ def plain(path: Path, scale: float) -> None:
     save_file({key.removeprefix("module."): value for key, value in state.items()}, path, {"format": "pt"})
 
 
+SIDE = 4096
+
+
+def _matrices(path: Path, scale: float, made: Callable[[Any], dict[str, Any]]) -> None:
+    """As many matrices as have 2 GB in bfloat16, each of the tensors that `made` returns for its generator."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(0)
+    count = max(round(60 * scale), 1)
+    state = {f"layers.{row}.{name}": one for row in range(count) for name, one in made(generator).items()}
+    save_file(state, path, {"format": "pt"})
+
+
+def plain_matrices(path: Path, scale: float) -> None:
+    """The plain matrices, whose values do not matter."""
+    import torch
+
+    _matrices(path, scale, lambda generator: {"weight": torch.randn(SIDE, SIDE, generator=generator).bfloat16()})
+
+
+def quantized(scheme: str) -> Builder:
+    """Matrices of a scheme, with random codes."""
+
+    def build(path: Path, scale: float) -> None:
+        import torch
+
+        def made(generator: Any) -> dict[str, Any]:
+            def ints(*shape: int) -> Any:
+                return torch.randint(-(2**31), 2**31, shape, generator=generator).to(torch.int32)
+
+            def rand(*shape: int) -> Any:
+                return torch.rand(shape, generator=generator) + 0.01
+
+            groups, words = SIDE // 128, SIDE // 8
+            if scheme in ("gptq", "awq"):
+                packed = ints(words, SIDE) if scheme == "gptq" else ints(SIDE, words)
+                return {"qweight": packed, "qzeros": ints(groups, words), "scales": rand(groups, SIDE).half()}
+            if scheme == "fp8":
+                codes = torch.randn(SIDE, SIDE, generator=generator).to(torch.float8_e4m3fn)
+                return {"weight": codes, "weight_scale_inv": rand(groups, groups)}
+            bytes_ = ints(SIDE, words).view(torch.uint8)
+            if scheme == "nvfp4":
+                fine = rand(SIDE, SIDE // 16).to(torch.float8_e4m3fn)
+                return {"weight": bytes_, "weight_scale": fine, "weight_scale_2": rand(1)}
+            stated = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [SIDE, SIDE]}
+            text = bytearray(json.dumps(stated).encode())
+            return {
+                "weight": bytes_.reshape(-1, 1), "weight.absmax": rand(SIDE * SIDE // 64),
+                "weight.quant_map": torch.linspace(-1, 1, 16),
+                "weight.quant_state.bitsandbytes__nf4": torch.frombuffer(text, dtype=torch.uint8),
+            }  # fmt: skip
+
+        _matrices(path, scale, made)
+
+    return build
+
+
 def shards(path: Path, scale: float) -> None:
     """The big one as a DataParallel model's shards, 50 of them, with their index and a configuration."""
     import torch
@@ -234,6 +292,8 @@ INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "place.pth": (copy, ("big.pth",)),
     "plain.safetensors": (plain, ("big.pth",)),
     "place.safetensors": (copy_plain, ("plain.safetensors",)),
+    "matrices.safetensors": (plain_matrices, ()),
+    **{f"{scheme}.safetensors": (quantized(scheme), ()) for scheme in ("gptq", "awq", "fp8", "nf4", "nvfp4")},
     "shards": (shards, ("big.pth",)),
     "zero3": (zero3, ("big.pth",)),
     "tuned.safetensors": (tuned, ("plain.safetensors",)),

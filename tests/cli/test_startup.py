@@ -30,7 +30,7 @@ HEAVY = {
 
 ROOMS = {
     *("align", "browse", "fleet", "git", "html", "loaders", "trainer", "io.remote", "io.inplace"),
-    *("runner.engines", "formats.runs", "ops.dequantize.table"),
+    *("runner.engines", "formats.runs", "ops.dequantize.table", "checkpoint.quantization"),
     *(f"formats.{name}" for name in ("deepspeed", "programs", "shards", "zero", "torch.legacy", "torch.readonly")),
     *(f"formats.ranks.{name}" for name in ("file", "format", "merge", "names")),
     *(f"formats.safetensors.{name}" for name in ("edit", "format", "header", "ties", "write")),

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Checkpoint
-from ckptfix.checkpoint.quantization import BLOCKS
+from ckptfix.checkpoint.quantization_signs import BLOCKS
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, Data, Edit, Put, Storage, TensorEntry, dtypes
-from ckptfix.checkpoint.quantization import observers
+from ckptfix.checkpoint.quantization_signs import observers
 from ckptfix.elements import arrays
 from ckptfix.elements.arrays import Encoding
 from ckptfix.errors import Refused, StrPath, WouldLoseData, file_name

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptfix.errors import Refused
-from ckptfix.ops.dequantize.codes import E2M1
+from ckptfix.ops.dequantize.codes import E2M1, eight_bits
+from ckptfix.ops.dequantize.ggml_grids import eight_signs, grid, signs
 from ckptfix.ops.dequantize.layout import Layout, Parts, Tensors
 
 if TYPE_CHECKING:
@@ -179,6 +180,149 @@ def mxfp4(block: Bytes) -> Array:
     return table[_halves(block[:, 1:17])] * scale
 
 
+def nvfp4(block: Bytes) -> Array:
+    import numpy
+
+    # The scale has no sign; ggml_ue4m3_to_fp32 takes its largest code for zero.
+    codes = block[:, :4]
+    scale = eight_bits("float8_e4m3fn")(codes & 0x7F)
+    scale[(codes & 0x7F) == 0x7F] = 240 * 2
+    scale[codes == 0x7F] = 0
+    table = numpy.array(E2M1, numpy.float32) + 0
+    pairs = block[:, 4:].reshape(-1, 4, 1, 8) >> _shifts(0, 4)
+    made: Array = (table[pairs & 15].reshape(-1, 4, 16) * scale[:, :, None]).reshape(-1, 64)
+    return made
+
+
+def _threes(codes: Bytes, digits: int) -> Array:
+    """Return the digits of numbers to the base of three, less one.
+
+    A byte is a fraction of 256: each product by a power of three moves one more digit in front of the point. All bytes
+    have their first digit, then all have their second.
+    """
+    import numpy
+
+    powers = numpy.array([1, 3, 9, 27, 81][:digits], numpy.uint8)
+    made = (codes[:, None, :] * powers[:, None]).astype(numpy.uint16) * numpy.uint16(3)
+    found: Array = ((made >> 8).astype("f4") - 1).reshape(len(codes), -1)
+    return found
+
+
+def tq1_0(block: Bytes) -> Array:
+    import numpy
+
+    digits = [_threes(block[:, :32], 5), _threes(block[:, 32:48], 5), _threes(block[:, 48:52], 4)]
+    return numpy.concatenate(digits, axis=1) * _half(block, 52)
+
+
+def tq2_0(block: Bytes) -> Array:
+    return (_two_bits(block[:, :64]).astype("f4") - 1) * _half(block, 64)
+
+
+def _words(data: Bytes, kind: str) -> Array:
+    import numpy
+
+    return numpy.ascontiguousarray(data).view(kind)
+
+
+def _steps(*amounts: int) -> Array:
+    import numpy
+
+    return numpy.array(amounts, numpy.uint16)
+
+
+def _scaled(scale: Array, numbers: Array, signs: Array) -> Array:
+    """Return 256 numbers of each block: ``scale * numbers * signs``, with scales for equal runs of them."""
+    groups = scale.shape[1]
+    made: Array = scale[:, :, None] * numbers.reshape(-1, groups, 256 // groups)
+    made *= signs.reshape(made.shape)
+    return made.reshape(-1, 256)
+
+
+def _scales_of_halves(block: Bytes, codes: Bytes) -> Array:
+    """Return ``scale * (0.5 + code) / 4`` for the low and then the high four bits of each byte of `codes`."""
+    import numpy
+
+    spread = ((codes[:, :, None] >> _steps(0, 4).astype("u1")) & 15).reshape(len(codes), -1)
+    made: Array = _half(block, 0) * (numpy.float32(0.5) + spread) * numpy.float32(0.25)
+    return made
+
+
+def _seven_bit_signs(words: Array) -> Array:
+    import numpy
+
+    made: Array = signs()[(words[:, :, None] >> numpy.arange(0, 28, 7, dtype=numpy.uint32)) & 127]
+    return made
+
+
+def iq2_xxs(block: Bytes) -> Array:
+    import numpy
+
+    words = _words(block[:, 2:66], "<u4").reshape(-1, 8, 2)
+    scale = _half(block, 0) * (numpy.float32(0.5) + (words[:, :, 1] >> 28).astype("f4")) * numpy.float32(0.25)
+    codes = block[:, 2:66].reshape(-1, 8, 8)[:, :, :4]
+    return _scaled(scale, grid("IQ2_XXS")[codes], _seven_bit_signs(words[:, :, 1]))
+
+
+def iq2_xs(block: Bytes) -> Array:
+    codes = _words(block[:, 2:66], "<u2")
+    return _scaled(_scales_of_halves(block, block[:, 66:74]), grid("IQ2_XS")[codes & 511], signs()[codes >> 9])
+
+
+def iq2_s(block: Bytes) -> Array:
+    high = ((block[:, 66:74, None] >> _steps(0, 2, 4, 6).astype("u1")) & 3).reshape(-1, 32)
+    codes = block[:, 2:34] | high.astype("u2") << 8
+    return _scaled(_scales_of_halves(block, block[:, 74:82]), grid("IQ2_S")[codes], eight_signs()[block[:, 34:66]])
+
+
+def iq3_xxs(block: Bytes) -> Array:
+    import numpy
+
+    words = _words(block[:, 66:98], "<u4")
+    scale = _half(block, 0) * (numpy.float32(0.5) + (words >> 28).astype("f4")) * numpy.float32(0.5)
+    return _scaled(scale, grid("IQ3_XXS")[block[:, 2:66]], _seven_bit_signs(words))
+
+
+def iq3_s(block: Bytes) -> Array:
+    high = ((block[:, 66:74, None] >> _steps(*range(8)).astype("u1")) & 1).reshape(-1, 64)
+    codes = block[:, 2:66] | high.astype("u2") << 8
+    spread = ((block[:, 106:110, None] >> _steps(0, 4).astype("u1")) & 15).reshape(-1, 8)
+    scale = _half(block, 0) * (1 + 2 * spread)
+    return _scaled(scale, grid("IQ3_S")[codes], eight_signs()[block[:, 74:106]])
+
+
+def _ternary(scale: Array, codes: Array, minus: Array) -> Array:
+    """Return ``scale * (numbers +- 1/8)`` of codes of IQ1_S, with a scale and a sign for equal runs of 256 numbers."""
+    import numpy
+
+    delta = numpy.where(minus != 0, numpy.float32(-0.125), numpy.float32(0.125))
+    numbers = grid("IQ1_S")[codes].reshape(*minus.shape, -1) + delta[:, :, None]
+    made: Array = (scale[:, :, None] * numbers.reshape(*scale.shape, -1)).reshape(-1, 256)
+    return made
+
+
+def iq1_s(block: Bytes) -> Array:
+    high = _words(block[:, 34:50], "<u2")
+    codes = block[:, 2:34] | (((high[:, :, None] >> _steps(0, 3, 6, 9)) & 7) << 8).reshape(-1, 32)
+    scale = _half(block, 0) * (2 * ((high >> 12) & 7) + 1)
+    return _ternary(scale, codes, high & 0x8000)
+
+
+def _quarters(block: Bytes) -> Array:
+    """Return the half that IQ1_M stores in the upper four bits of each of its four words of scales, a column."""
+    words = _words(block[:, 48:56], "<u2") >> 12
+    made: Array = (words << _steps(0, 4, 8, 12)).sum(axis=1, dtype="u2").view("f2").astype("f4")[:, None]
+    return made
+
+
+def iq1_m(block: Bytes) -> Array:
+    high = ((block[:, 32:48, None] >> _steps(0, 4).astype("u1")) & 15).reshape(-1, 32)
+    codes = block[:, :32] | (high & 7).astype("u2") << 8
+    words = _words(block[:, 48:56], "<u2")
+    scale = _quarters(block) * (2 * ((words[:, :, None] >> _steps(0, 3, 6, 9)) & 7).reshape(-1, 16) + 1)
+    return _ternary(scale, codes, high & 8)
+
+
 class BlockType(NamedTuple):
     """A type whose weights are computed.
 
@@ -186,7 +330,8 @@ class BlockType(NamedTuple):
         weights, nbytes: of a block.
         bits: of a code.
         group: weights that share a scale.
-        scales: places of the halves in a block; an infinite one is refused.
+        scales: places of the halves in a block; an infinite one is refused. Scales in another form are not listed, and
+            numbers that are infinite are refused instead.
     """
 
     weights: int
@@ -211,7 +356,17 @@ BLOCKS: Mapping[str, BlockType] = {
     "Q8_K": BlockType(256, 292, 8, 256, (), q8_k),
     "IQ4_NL": BlockType(32, 18, 4, 32, (0,), iq4_nl),
     "IQ4_XS": BlockType(256, 136, 4, 32, (0,), iq4_xs),
+    "IQ1_S": BlockType(256, 50, 1, 32, (0,), iq1_s),
+    "IQ1_M": BlockType(256, 56, 1, 16, (), iq1_m),
+    "IQ2_XXS": BlockType(256, 66, 2, 32, (0,), iq2_xxs),
+    "IQ2_XS": BlockType(256, 74, 2, 16, (0,), iq2_xs),
+    "IQ2_S": BlockType(256, 82, 2, 16, (0,), iq2_s),
+    "IQ3_XXS": BlockType(256, 98, 3, 32, (0,), iq3_xxs),
+    "IQ3_S": BlockType(256, 110, 3, 32, (0,), iq3_s),
+    "TQ1_0": BlockType(256, 54, 2, 256, (52,), tq1_0),
+    "TQ2_0": BlockType(256, 66, 2, 256, (64,), tq2_0),
     "MXFP4": BlockType(32, 17, 4, 32, (), mxfp4),
+    "NVFP4": BlockType(64, 36, 4, 16, (), nvfp4),
 }
 """Name of a type in GGUF -> how its weights are computed."""
 
@@ -240,10 +395,11 @@ def blocks(parts: Parts) -> Layout:
         import numpy
 
         block = data.reshape(-1, kind.nbytes)
-        for at in kind.scales:
-            if not numpy.isfinite(_half(block, at)).all():
-                raise Refused("the scale has a number that is not finite", where=codes.name)
-        return kind.compute(block).reshape(len(data), width)
+        finite = all(numpy.isfinite(_half(block, at)).all() for at in kind.scales)
+        made = kind.compute(block)
+        if not finite or (not kind.scales and not numpy.isfinite(made).all()):
+            raise Refused("the scale has a number that is not finite", where=codes.name)
+        return made.reshape(len(data), width)
 
     shape = (*codes.shape[:-1], width)
     group = (*(1 for _ in shape[1:]), kind.group)

@@ -70,7 +70,7 @@ def _torchao(
         raise parts.wrong("the weight is scaled for its inputs too (act_pre_scale)", where=inside["act_pre_scale"].name)
     own = copy.copy(parts)
     own.codes = qdata
-    decode = signed if qdata.dtype == "int8" else eight_bits(qdata.dtype).take
+    decode = signed if qdata.dtype == "int8" else eight_bits(qdata.dtype)
     if qdata.dtype != "int8" and not qdata.dtype.startswith("float8"):
         raise parts.wrong(f"codes of {qdata.dtype} are not known")
     zero = inside.get("zero_point")
@@ -95,7 +95,7 @@ def quanto(parts: Parts) -> Layout:
         raise parts.wrong(f"codes of {codes.dtype} with a scale of {scale.dtype} are not known")
     if math.prod(scale.shape) not in (1, *codes.shape[:1]):
         raise parts.wrong(f"a scale of shape {list(scale.shape)} does not fit codes of {list(codes.shape)}")
-    decode = signed if codes.dtype == "int8" else eight_bits(codes.dtype).take
+    decode = signed if codes.dtype == "int8" else eight_bits(codes.dtype)
     return one_scale(parts, decode, scale.dtype, scale=scale)
 
 
@@ -374,13 +374,13 @@ def mlx_mx(parts: Parts) -> Layout:
         if size == 32:
             every = power_of_two(tensors, scale)
         else:
-            every = scales_of.take(tensors.rows(scale, 0, 1, scale.nbytes)).reshape(scale.shape)
+            every = scales_of(tensors.rows(scale, 0, 1, scale.nbytes)).reshape(scale.shape)
             if numpy.isnan(every).any():
                 raise parts.wrong("the scale has a number that is not finite", where=scale.name)
         return [tensors.rows(codes, first, last, words * 4), every.reshape(-1, groups)[first:last]]
 
     def compute(round_: Round, data: Array, scales: Array) -> Array:
-        found = in_bytes(data, E2M1) if bits == 4 else eight_bits("float8_e4m3fn").take(data)
+        found = in_bytes(data, E2M1) if bits == 4 else eight_bits("float8_e4m3fn")(data)
         return affine(found, scales)
 
     return Layout(weight_key(parts), (*leading, width), "bfloat16", bits, (1, size), rows, width, read, compute)

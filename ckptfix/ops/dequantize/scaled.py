@@ -117,6 +117,7 @@ def one_scale(
     codes_in_item: int = 1,
     zero: TensorEntry | None = None,
     after: Callable[[Array], Array] | None = None,
+    rounds_scale: bool = False,
 ) -> Layout:
     """Return the layout of a weight whose codes have the dimensions of the weight: ``(codes - zero) * scale``.
 
@@ -127,6 +128,7 @@ def one_scale(
         codes_in_item: codes in an element of the last dimension.
         zero: the zero points, in the shape of the scale.
         after: applied to the product.
+        rounds_scale: the scale is rounded to the dtype of the weight before the product.
     """
     codes = parts.codes
     scale = scale or parts.first_scale
@@ -149,6 +151,8 @@ def one_scale(
     def compute(round_: Round, data: Array, scales: Array, zeros: Array | None = None) -> Array:
         import numpy
 
+        if rounds_scale:
+            scales = round_(scales)
         found = affine(decode(data), scales, None if zeros is None else zeros.astype(numpy.float32), index)
         return found if after is None else after(found)
 
@@ -178,13 +182,17 @@ def fp8(parts: Parts) -> Layout:
     DeepSeek-V3 inference/kernel.py ``weight_dequant`` multiplies in float32 and stores bfloat16.
     """
     scale = parts.first_scale
-    table = eight_bits(parts.codes.dtype)
+    decode = eight_bits(parts.codes.dtype)
     method = parts.settings.text("quant_method")
     dtype = _dtype(parts, scale)
     if method == "compressed-tensors" and scale.dtype in MOST_FLOATS:
         dtype = scale.dtype  # compressed_tensors/quantization/lifecycle/forward.py dequantize
     powers = scale.dtype == "float8_e8m0fnu"
-    return one_scale(parts, table.take, dtype, scale=scale, whole=power_of_two if powers else None)
+    # modelopt/torch/quantization/qtensor/fp8_tensor.py dequantize: `quantized_data.to(dtype) * scales.to(dtype)`
+    narrow = method == "modelopt" or (method is None and parts.settings.text("quant_algo") is not None)
+    return one_scale(
+        parts, decode, dtype, scale=scale, whole=power_of_two if powers else None, rounds_scale=narrow and not powers
+    )
 
 
 def power_of_two(tensors: Tensors, entry: TensorEntry) -> Array:
@@ -204,8 +212,8 @@ def power_of_two(tensors: Tensors, entry: TensorEntry) -> Array:
 
 def mxfp8(parts: Parts) -> Layout:
     """Return the layout of fp8 codes with a power of two for each 32 (compressed_tensors/compressors/mxfp8)."""
-    table = eight_bits(parts.codes.dtype)
-    return one_scale(parts, table.take, "bfloat16", whole=power_of_two, last=32)
+    decode = eight_bits(parts.codes.dtype)
+    return one_scale(parts, decode, "bfloat16", whole=power_of_two, last=32)
 
 
 def mxfp4(parts: Parts) -> Layout:
@@ -213,6 +221,10 @@ def mxfp4(parts: Parts) -> Layout:
     return one_scale(
         parts, partial(in_bytes, table=E2M1), "bfloat16", bits=4, whole=power_of_two, last=32, codes_in_item=2
     )
+
+
+E2M1_OF_MODELOPT = tuple(number + 0.0 for number in E2M1)
+"""The numbers of E2M1 codes in ModelOpt: the table of its NVFP4QTensor has no negative zero."""
 
 
 def nvfp4(parts: Parts, *, second: str, divided: bool) -> Layout:
@@ -248,8 +260,9 @@ def nvfp4(parts: Parts, *, second: str, divided: bool) -> Layout:
         return tensors.once(f"both {entry.name}", made)
 
     dtype = "bfloat16" if divided else parts.settings.dtype or "bfloat16"
+    decode = partial(in_bytes, table=E2M1 if divided else E2M1_OF_MODELOPT)
     return one_scale(
-        parts, partial(in_bytes, table=E2M1), dtype, bits=4, scale=scale, whole=whole, last=16, codes_in_item=2
+        parts, decode, dtype, bits=4, scale=scale, whole=whole, last=16, codes_in_item=2
     )
 
 

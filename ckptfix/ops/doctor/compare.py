@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ckptfix.align import layouts
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.checkpoint.quantization import observers
+from ckptfix.checkpoint.quantization_signs import observers
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.message_names import Listed, Prefix, Shape, ShapeConflict
 from ckptfix.findings.row import Finding, Severity

@@ -199,9 +199,18 @@ def stats(
         findings=(
             *unused,
             *(choose.remarks(checkpoint) if at is None else ()),
-            *quantized.codes_note([row.name for row in rows if row.name in quantized.codes_of(checkpoint)]),
+            *_codes_note(checkpoint, [row.name for row in rows if row.name in quantized.codes_of(checkpoint)]),
         ),
     )
+
+
+def _codes_note(checkpoint: Checkpoint, names: list[str]) -> tuple[Finding, ...]:
+    if not names:
+        return ()
+    # Most files have no quantized weights, and their statistics begin sooner without this import.
+    from ckptfix.ops.dequantize.summary import summary_of
+
+    return quantized.codes_note(names, summary_of(checkpoint))
 
 
 def _joined(name: str, members: Sequence[tuple[object, TensorStats]]) -> TensorStats:

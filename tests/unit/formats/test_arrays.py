@@ -278,7 +278,8 @@ def test_gguf_of_both_byte_orders(order: str, tmp_path: Path) -> None:
 
 
 HALVES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,),
-          15: (), 20: (0,), 23: (0,), 39: ()}  # fmt: skip
+          15: (), 16: (0,), 17: (0,), 18: (0,), 19: (0,), 20: (0,), 21: (0,), 22: (0,), 23: (0,), 29: (), 34: (52,),
+          35: (64,), 39: (), 40: ()}  # fmt: skip
 """Number of a type that is computed -> places of the half-precision scales in its blocks."""
 
 
@@ -291,6 +292,8 @@ def blocks_of(number: int, rows: int = 4) -> tuple[np.ndarray[Any, Any], int]:
         data[:, :, at : at + 2] = np.frombuffer(struct.pack("<e", 0.0123 + at / 100), np.uint8)
     if number == 15:
         data[:, :, :4] = np.frombuffer(struct.pack("<f", 0.0123), np.uint8)
+    if number == 29:
+        data[:, :, 55] &= 0x3F  # the upper bits of a scale in four parts
     if number == 39:
         data[:, :, 0] = 120
     return data.reshape(rows, -1), 512
@@ -317,16 +320,20 @@ def test_gguf_blocks_are_those_of_the_reference(number: int, tmp_path: Path) -> 
 
 
 def test_gguf_types_without_a_formula_are_named(tmp_path: Path) -> None:
-    gguf({"w": np.zeros((2, 66), np.uint8)}, tmp_path / "in.gguf", blocks={"w": (16, 256)})
-    with pytest.raises(errors.Refused, match="IQ2_XXS") as caught:
+    gguf({"w": np.zeros((2, 36), np.uint8)}, tmp_path / "in.gguf", blocks={"w": (9, 32)})
+    with pytest.raises(errors.Refused, match="Q8_1") as caught:
         ckptfix.convert(tmp_path / "in.gguf", tmp_path / "out.safetensors", dequantize=True)
     assert caught.value.where == "w" and not (tmp_path / "out.safetensors").exists()
 
 
-def test_gguf_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    data, width = blocks_of(2)
-    data[1, :2] = np.frombuffer(struct.pack("<e", float("inf")), np.uint8)
-    gguf({"w": data}, tmp_path / "in.gguf", blocks={"w": (2, width)})
+@pytest.mark.parametrize("number", [2, 29])
+def test_gguf_scales_that_are_not_finite_are_refused(tmp_path: Path, number: int) -> None:
+    data, width = blocks_of(number)
+    if number == 2:
+        data[1, :2] = np.frombuffer(struct.pack("<e", float("inf")), np.uint8)
+    else:
+        data[1, 48:56] = 0xFF  # the parts of the scale
+    gguf({"w": data}, tmp_path / "in.gguf", blocks={"w": (number, width)})
     with pytest.raises(errors.Refused, match="not finite"):
         ckptfix.convert(tmp_path / "in.gguf", tmp_path / "out.safetensors", dequantize=True)
     assert not (tmp_path / "out.safetensors").exists()

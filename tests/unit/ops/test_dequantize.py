@@ -21,7 +21,7 @@ from quantized_files import BESIDE, FP8, KINDS, fixtures, written
 
 import ckptfix
 from ckptfix.checkpoint.quantization import GGUF, SCHEMES, SUBCLASS, UNKNOWN
-from ckptfix.elements.arrays import halves, nearest
+from ckptfix.elements.arrays import eight_bits, halves, nearest
 from ckptfix.errors import CkptfixError, Refused, WouldLoseData
 from ckptfix.ops.dequantize.own import TORCH
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
@@ -248,6 +248,8 @@ def four_bits(
     numel = math.prod(shape)
     codes = torch.randint(0, 16, (numel + numel % 2,))
     table = torch.linspace(-1, 1, 16) ** 3
+    if kind == "fp4":
+        table[[0, 8]] = 0.0  # as in bitsandbytes' own, so that zeros have no sign
     blocks = -(-numel // size)
     absmax = torch.rand(blocks) + 0.01
     stated: dict[str, Any] = {"quant_type": kind, "blocksize": size, "dtype": dtype, "shape": list(shape)}
@@ -283,6 +285,7 @@ def test_four_bits_as_bitsandbytes(
     state, expected = four_bits(shape, size, kind, dtype, nested=nested)
     found, _ = plain(state, tmp_path)
     assert list(found) == ["l.weight"]
+    assert torch.equal(torch.signbit(found["l.weight"]), torch.signbit(expected))
     same(found["l.weight"], expected)
 
 
@@ -303,9 +306,21 @@ def test_nvfp4(tmp_path: Path, divided: bool) -> None:
     names = ("_packed", "_global_scale") if divided else ("", "_scale_2")
     state = {f"l.weight{names[0]}": nibbles(codes), "l.weight_scale": scale, f"l.weight{names[1]}": most}
     whole = scale.float() / most if divided else scale.float() * most
-    expected = e2m1(codes) * whole.repeat_interleave(16, 1)
+    # ModelOpt's table has no negative zero, and that of compressed-tensors has one.
+    expected = (e2m1(codes) if divided else e2m1(codes) + 0) * whole.repeat_interleave(16, 1)
     same(plain(state, tmp_path)[0]["l.weight"], expected.bfloat16())
     same(plain(state, tmp_path, dtype="fp32")[0]["l.weight"], expected)
+
+
+@pytest.mark.parametrize("settings", [{"quant_method": "modelopt", "quant_algo": "FP8"}, {"quant_method": "fp8"}])
+@pytest.mark.parametrize("shape", [(), (32, 1)])
+def test_modelopt_rounds_the_scale_of_fp8(tmp_path: Path, shape: tuple[int, ...], settings: dict[str, str]) -> None:
+    weight, scale = torch.randn(32, 64).to(FP8), torch.rand(shape) + 0.0123
+    config = {"quantization_config": settings}
+    state = {"l.weight": weight, "l.weight_scale": scale}
+    first = scale.bfloat16().float() if settings["quant_method"] == "modelopt" else scale
+    same(plain(state, tmp_path, config)[0]["l.weight"], (weight.float() * first).bfloat16())
+    same(plain(state, tmp_path, config, dtype="fp32")[0]["l.weight"], weight.float() * scale)
 
 
 @pytest.mark.parametrize("four", [True, False])
@@ -437,7 +452,7 @@ def test_packed_params_are_named_and_refused(tmp_path: Path) -> None:
 
 
 REFERENCES = {
-    "transformers 5.23, compressed-tensors 0.20": ["fp8-scale-inv", "fp8-scale"],
+    "transformers 5.23, compressed-tensors 0.20, vLLM 0.33, ModelOpt 0.47": ["fp8-scale-inv", "fp8-scale"],
     "compressed-tensors 0.20": [
         "mxfp8", "mxfp4-pack-quantized", "nvfp4-pack-quantized", "int8-scale", "pack-quantized",
     ],
@@ -449,9 +464,11 @@ REFERENCES = {
     "transformers 5.23": ["bitnet"],
     "torch": ["torch-quantized"],
     "gguf 0.19": ["gguf-blocks"],
+    "ModelOpt 0.47, and vLLM 0.33 but for the sign of zeros": ["nvfp4-modelopt"],
+    "dequantize_weight of GPTQModel 7.7, run from its source on a CPU": ["gptq"],
+    "dequantize_gemm of AutoAWQ 0.2.9, run from its source on a CPU": ["awq"],
     "loops from the source that the table of schemes names": [
-        "fp8-module-scale", "fp8-scale-weight", "int8-scales", "mxfp4-blocks", "mx-pairs", "nvfp4-modelopt",
-        "int4-modelopt", "gptq", "awq",
+        "fp8-module-scale", "fp8-scale-weight", "int8-scales", "mxfp4-blocks", "mx-pairs", "int4-modelopt",
     ],
 }  # fmt: skip
 """What the weights of each scheme were compared with, bit for bit; the loops of these tests say the same."""
@@ -681,3 +698,17 @@ def test_ties_that_metadata_states_are_dequantized_too(tmp_path: Path, suffix: s
         assert sorted(found) == ["a.weight", "b.weight", "n.bias"]
         same(found["a.weight"], codes.float() * scale)
         assert found["a.weight"].data_ptr() == found["b.weight"].data_ptr()
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_bytes_are_numbers_as_torch_says(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, flushed: bool
+) -> None:
+    if flushed:
+        monkeypatch.setattr("ckptfix.elements.arrays._subnormal", lambda: numpy.float32(0))
+    codes = numpy.arange(256, dtype=numpy.uint8)
+    found = torch.from_numpy(eight_bits(codes, str(dtype).removeprefix("torch.")))
+    expected = torch.from_numpy(codes).view(dtype).float()
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num().view(torch.int32), expected.nan_to_num().view(torch.int32))

@@ -14,7 +14,7 @@ from quantized_files import BESIDE, Fixture, fixtures
 from unit.ops.test_dequantize_libraries import AO, hqq
 
 import ckptfix
-from ckptfix.checkpoint.quantization import FLOATS
+from ckptfix.checkpoint.quantization_signs import FLOATS
 from ckptfix.errors import CkptfixError
 from ckptfix.ops.dequantize.table import DECODERS
 

@@ -1,7 +1,8 @@
 """Plain weights from the files of torchao, quanto, hqq, ModelOpt, BitNet and MLX, against loops over elements.
 
 Each was compared bit for bit with its library on a CPU: torchao 0.18, optimum-quanto 0.2.7, hqq 0.2.8, transformers
-5.23 (BitNet) and mlx 0.32. ModelOpt needs a GPU; its formula is in modelopt/torch/export/quant_utils.py.
+5.23 (BitNet) and mlx 0.32. ModelOpt has no code for its int4 on a CPU; the
+formula is in modelopt/torch/export/quant_utils.py.
 """
 
 from __future__ import annotations

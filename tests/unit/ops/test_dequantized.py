@@ -72,6 +72,8 @@ def test_digests_and_statistics_are_those_of_the_dequantized_file(pair: tuple[Pa
     found = {row.name: row.as_dict() for row in ckptfix.stats(codes, dequantized=True).rows}
     assert found == {row.name: row.as_dict() for row in ckptfix.stats(whole).rows}
     assert found["layers.0.q.weight"]["max"] == made["layers.0.q.weight"].max().item()
+    (note,) = (row for row in ckptfix.stats(codes).findings if row.id == "quantized")
+    assert " bits, " in note.message and " parameters)" in note.message
 
 
 def test_both_files_may_be_quantized(pair: tuple[Path, Path, State]) -> None:

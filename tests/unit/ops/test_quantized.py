@@ -16,7 +16,9 @@ from quantized_files import BESIDE, FP8, KINDS, ODD, PLAIN, Fixture, fixtures, w
 import ckptfix
 from ckptfix.browse.model.contents import read as read_contents
 from ckptfix.browse.model.summary import summarise
+from ckptfix.checkpoint import TensorEntry
 from ckptfix.checkpoint.quantization import SCHEMES, UNKNOWN
+from ckptfix.checkpoint.quantization_signs import FLOATS, has_signs
 from ckptfix.errors import LoadMismatch, Refused
 from ckptfix.formats import open_checkpoint
 from ckptfix.git.text import text as git_text
@@ -447,3 +449,25 @@ def test_doctor_prints_no_command_that_would_be_refused(tmp_path: Path) -> None:
     done = ckptfix.doctor(source, error=UNEXPECTED.replace("l.weight_scale_inv", name))
     (finding,) = (one for one in done.findings if one.id == "quantized-keys")
     assert "eetq" in finding.message and done.fix is None
+
+
+def a_tensor(key: str, dtype: str) -> TensorEntry:
+    return TensorEntry(key, "", None, dtype, (2, 2), (2, 1))
+
+
+def test_every_scheme_has_a_sign() -> None:
+    for scheme in SCHEMES:
+        stem = "a.b." if scheme.suffix else "a.b.weight"
+        needed = [companion.name(stem) for companion in scheme.companions if companion.needed]
+        assert any(has_signs([a_tensor(name, "float32")]) for name in needed), scheme.id
+        # An index may list the companions in another shard, so codes that are no floats are signs too.
+        for dtype in scheme.dtypes - FLOATS:
+            names = [f"a.b.{name}" for name in scheme.last] or ["a.b.weight"]
+            assert all(has_signs([a_tensor(name, dtype)]) for name in names), (scheme.id, dtype)
+
+
+def test_an_ordinary_model_has_no_signs() -> None:
+    assert not has_signs(a_tensor(key, dtype) for key, dtype in (
+        ("layer1.0.conv1.weight", "float32"), ("layer1.0.bn1.num_batches_tracked", "int64"), ("h.0.attn.bias", "bool"),
+        ("blocks.0.ls1.gamma", "bfloat16"), ("embeddings.position_ids", "int64"), ("relative_position_index", "int64"),
+    ))  # fmt: skip
