@@ -236,6 +236,14 @@ class Twins:
         numbered = *fronts(one.path), *fronts(other.path)
         return int(any(front in twins for front in numbered for twins in self._twins))
 
+    def place(self, unit: Unit, which: int) -> tuple[str, str]:
+        """Return the innermost block that contains a module of a side, 0 or 1, and that has a twin, as pair of both."""
+        for front in reversed(siblings(unit.path)):
+            twin = self._twins[which].get(front)
+            if twin is not None and self._twins[1 - which].get(twin) == front:
+                return (twin, front) if which else (front, twin)
+        return "", ""
+
     def lists(self, one: Unit, other: Unit) -> bool:
         """Return whether both are at the same place of two lists, because their innermost blocks are the same."""
         ours, theirs = fronts(one.path), fronts(other.path)

@@ -45,6 +45,14 @@ ROLES: dict[str, dict[str, str]] = {
     "agent": {"actor": "actor policy", "critic": "critic"},
     "pair": {"student": "student online", "teacher": "teacher target momentum ema"},
     "adversary": {"generator": "generator gen", "discriminator": "discriminator disc"},
+    "ends": {
+        "first": "stem embed embedder embedding embeddings patch init in input in_proj",
+        "last": "final last f head out output classifier",
+    },
+    "recurrent": {
+        "input": "weight_x w_x wx x_h i_h ih weight_ih w_ih input/hidden",
+        "hidden": "weight_h w_h wh h_h h_hh hh weight_hh w_hh hidden/input",
+    },
     "reverse": {"reverse": "reverse backward backwards bw bwd b/f", "forward": "forward forwards fw fwd f/b"},
 }
 """Kind -> part -> its terms. A term is a word, or two words in a row, or ``w1/3``: w1 if w3 is also among the choices
@@ -82,6 +90,9 @@ W123 = frozenset(("w1", "w2", "w3"))
 
 FEEDS = frozenset(["ffn", "mlp", "feed", "ff", "intermediate"])
 """Words of the feed-forward part, whatever words are beside them."""
+
+OUTSIDE = frozenset(["ends"])
+"""Kinds of parts outside of blocks: inside, ``output`` and ``in_proj`` are parts of an attention."""
 
 INSIDE = frozenset(["attention", "gated", "feed-forward", "path", "block", "cross", "inverted", "squeeze"])
 """Kinds of parts inside blocks. Outside of blocks, ``final_norm`` and ``pre_classifier`` do not play such parts."""
@@ -133,13 +144,17 @@ def parts(texts: Sequence[str]) -> list[RoleEvidence]:
     beside = {term: f"{term}/3" for term in W123} if gated else {}
     if _either(own, "f", "b"):
         beside |= {"f": "f/b", "b": "b/f"}
+    if _either(own, "input", "hidden"):
+        beside |= {"input": "input/hidden", "hidden": "hidden/input"}
     if _either(own, "f", "proj"):
         beside |= {"proj": "proj/f", "f": "f/proj"}
     roles = [_roles(counts, beside) for counts in own]
     inside = [_BLOCK.match(text) is not None for text in texts]
     if any(inside):
-        roles = [played if within else {kind: part for kind, part in played.items() if kind not in INSIDE}
+        roles = [{kind: part for kind, part in played.items() if kind not in (OUTSIDE if within else INSIDE)}
                  for played, within in zip(roles, inside, strict=True)]  # fmt: skip
+    else:
+        roles = [{kind: part for kind, part in played.items() if kind not in OUTSIDE} for played in roles]
     if not any(_attends(text, played) for text, played in zip(texts, roles, strict=True)):
         roles = [{kind: part for kind, part in played.items() if kind != "attention"} for played in roles]
     if any(played.get("cross") == frozenset(["cross"]) for played in roles):

@@ -19,6 +19,7 @@ from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
 from ckptfix.align.groups import MOST, Sides, UnitGroup, alike, buckets, levelled, lonely_units
 from ckptfix.align.groups import groups as by_template
+from ckptfix.align.inside import settle
 from ckptfix.align.levels import surroundings, turned
 from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
@@ -157,6 +158,8 @@ def match(
         _by_class(state, scoped(without(key, held), stacks.scopes))
     if reshape:
         _by_class(state, scoped(flat, stacks.scopes))
+    _doubt_blocks(state)
+    settle(state, ENOUGH)
     _doubt_blocks(state)
     _name_rivals(state)
     return matching(state.links, (state.a, state.b), source, target)

@@ -1,0 +1,206 @@
+"""The way down the tree of names: modules in doubt are assigned inside of blocks that are known to correspond.
+
+The classes of `structure` hold the modules of a shape from the whole model. Once certain modules show that two blocks
+are the same, the modules of these blocks have their counterparts in each other, and few are left to choose between:
+the one that is left, the one that belongs to a certain sibling, or the one that words tell from the others of its
+block. What becomes certain so may show that further blocks are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckptfix.align import assignment, roles
+from ckptfix.align.nesting import Twins
+from ckptfix.align.pairs import Link
+from ckptfix.align.state import AlignState
+from ckptfix.align.units import Unit, siblings
+
+ROUNDS = 6
+"""Times that what has become certain is used again. Each settles a level of the tree."""
+
+MOST = 16
+"""Modules of a shape in one block that are told apart by words."""
+
+WHY = "beside certain ones"
+"""Reason for pairing modules whose siblings are certain."""
+
+Place = tuple[str, str]
+"""Two blocks that are the same, one of each side; empty for what is in no such block."""
+
+NOWHERE: Place = ("", "")
+
+
+@dataclass(slots=True)
+class _Row:
+    """Modules in doubt of a shape and a place; the modules of the two sides are each other's counterparts."""
+
+    links: list[Link] = field(default_factory=list)
+    theirs: list[Unit] = field(default_factory=list)
+
+
+def settle(state: AlignState, enough: float) -> None:
+    """Make links certain whose modules have one counterpart left inside of their blocks.
+
+    Args:
+        enough: margin by which an assignment by words must beat the next best.
+    """
+    for _ in range(ROUNDS):
+        if not any(link.instead for link in state.links):
+            return
+        sure = {link.one: link.other for link in state.links if not link.instead}
+        twins = Twins(sure.items(), (state.a.contents, state.b.contents), state.blocks)
+        beside = _Companions(state.a.units), _Companions(state.b.units)
+        found: dict[Unit, Unit] = {}
+        rows = _rows(state, twins)
+        for (_, place), row in rows.items():
+            if len(row.links) == len(row.theirs):
+                found |= _decided([link.one for link in row.links], row.theirs, place, sure, beside, enough)
+        if not found:
+            return
+        _apply(state, found)
+
+
+def _rows(state: AlignState, twins: Twins) -> Mapping[tuple[Hashable, Place], _Row]:
+    rows: dict[tuple[Hashable, Place], _Row] = {}
+    for link in state.links:
+        if link.instead and link.one.signature == link.other.signature:
+            kind = link.one.signature
+            rows.setdefault((kind, twins.place(link.one, 0)), _Row()).links.append(link)
+            rows.setdefault((kind, twins.place(link.other, 1)), _Row()).theirs.append(link.other)
+    return rows
+
+
+def _decided(
+    ours: Sequence[Unit],
+    theirs: Sequence[Unit],
+    place: Place,
+    sure: Mapping[Unit, Unit],
+    beside: tuple[_Companions, _Companions],
+    enough: float,
+) -> dict[Unit, Unit]:
+    """Return the certain pairs of `ours` and `theirs`, whose counterparts are each other's."""
+    if len(ours) == 1:
+        return {ours[0]: theirs[0]}
+    known = dict(_by_companion(ours, theirs, sure, beside))
+    if known and (place == NOWHERE or len(known) == len(ours)):
+        left = [unit for unit in ours if unit not in known]
+        right = [unit for unit in theirs if unit not in known.values()]
+        return known | (dict(zip(left, right, strict=True)) if len(left) == 1 else {})
+    if len(ours) > MOST:
+        return {}
+    labels = [
+        [f"{{}}{unit.path[len(front) :]}" if front else unit.path for unit in units]
+        for units, front in zip((ours, theirs), place, strict=True)
+    ]
+    parts = roles.parts(labels[0]), roles.parts(labels[1])
+    scores = roles.scores(*parts)
+    chosen = assignment.best(scores)
+    if roles.loose(*parts, chosen):
+        return {}
+    margins = assignment.margins(scores, chosen, enough)
+    if any(margin < enough or scores[row][column] < 0
+           for row, (column, (margin, _)) in enumerate(zip(chosen, margins, strict=True))):  # fmt: skip
+        return {}
+    return {ours[row]: theirs[column] for row, column in enumerate(chosen)}
+
+
+def _by_companion(
+    ours: Sequence[Unit],
+    theirs: Sequence[Unit],
+    sure: Mapping[Unit, Unit],
+    beside: tuple[_Companions, _Companions],
+) -> Iterator[tuple[Unit, Unit]]:
+    """Yield the pairs of modules that belong to two modules which are certainly each other's counterpart."""
+    for unit in ours:
+        other = beside[0].of(unit)
+        twin = beside[1].of(sure[other]) if other in sure else None
+        if twin is not None and twin in theirs:
+            yield unit, twin
+
+
+class _Companions:
+    """Modules that belong together: a norm and its convolution.
+
+    They are alone in one module, have the same number in a block (``conv1`` and ``bn1``), or take turns in a list.
+    """
+
+    def __init__(self, units: Iterable[Unit]) -> None:
+        self._found: dict[Unit, Unit] = {}
+        homes: dict[str, list[Unit]] = {}
+        blocks: dict[str, list[Unit]] = {}
+        for unit in units:
+            if unit.slots:
+                homes.setdefault(unit.path.rpartition(".")[0], []).append(unit)
+        for home, inside in homes.items():
+            if home and len(inside) == 2:
+                self._add(*inside)
+        for home, inside in homes.items():
+            self._take_turns(home, inside)
+        for unit in units:
+            if unit.slots and unit not in self._found:
+                blocks.setdefault(_BLOCK.match(unit.path)[0], []).append(unit)  # type: ignore[index]
+        for front, inside in blocks.items():
+            numbered: dict[tuple[str, ...], list[Unit]] = {}
+            for unit in inside:
+                numbers = tuple(_NUMBER.findall(unit.path[len(front) :]))
+                if numbers:
+                    numbered.setdefault(numbers, []).append(unit)
+            for pair in numbered.values():
+                if len(pair) == 2:
+                    self._add(*pair)
+
+    def of(self, unit: Unit) -> Unit | None:
+        """Return the companion of a module, or None."""
+        return self._found.get(unit)
+
+    def _add(self, one: Unit, other: Unit) -> None:
+        if _is_matrix(one) != _is_matrix(other):
+            self._found[one], self._found[other] = other, one
+
+    def _take_turns(self, home: str, inside: Sequence[Unit]) -> None:
+        """Pair the modules of a list that holds a norm and a matrix in turn."""
+        order = {int(last): unit for unit in inside if (last := unit.path[len(home) :].lstrip(".")).isdecimal()}
+        if len(order) != len(inside) or len(inside) % 2:
+            return
+        run = [order[at] for at in sorted(order)]
+        pairs = list(zip(run[::2], run[1::2], strict=True))
+        if all(_is_matrix(one) != _is_matrix(other) for one, other in pairs):
+            for one, other in pairs:
+                self._add(one, other)
+
+
+_BLOCK = re.compile(r"(?:.*\.\d+(?=\.))?")
+_NUMBER = re.compile(r"\d+|(?<=_)[a-h](?![A-Za-z0-9])")
+
+
+def _is_matrix(unit: Unit) -> bool:
+    return any(len(slot.shape) > 1 for slot in unit.slots.values())
+
+
+def _apply(state: AlignState, found: Mapping[Unit, Unit]) -> None:
+    """Make the links that were found certain, and keep the others of these modules in doubt among what is left."""
+    taken = set(found.values())
+    open_ = [link for link in state.links if link.instead]
+    left: dict[Hashable, list[Unit]] = {}
+    for link in open_:
+        left.setdefault(link.other.signature, []).append(link.other)
+    free = {kind: [unit for unit in units if unit not in taken] for kind, units in left.items()}
+    keeping = [link for link in open_ if link.one not in found and link.other not in taken]
+    kept = {link.other for link in keeping}
+    for link in open_:
+        if link.one in found:
+            link.other, link.instead, link.why, link.confidence = found[link.one], (), WHY, 0.9
+    for link in open_:
+        if not link.instead:
+            continue
+        rest = free[link.other.signature]
+        if link not in keeping:
+            link.other = next(unit for unit in rest if unit not in kept)
+            kept.add(link.other)
+        rivals = [unit for unit in link.instead if unit in rest and unit is not link.other]
+        rivals = rivals or [unit for unit in rest if unit is not link.other][:1]
+        link.instead = tuple(rivals) or (link.other,)
