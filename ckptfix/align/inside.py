@@ -9,12 +9,11 @@ block. What becomes certain so may show that further blocks are the same.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from ckptfix.align import assignment, roles
-from ckptfix.align.nesting import Twins
+from ckptfix.align.nesting import Twins, crossing
 from ckptfix.align.pairs import Link
 from ckptfix.align.state import AlignState
 from ckptfix.align.units import Unit, siblings
@@ -33,21 +32,17 @@ Place = tuple[str, str]
 
 NOWHERE: Place = ("", "")
 
-
-@dataclass(slots=True)
-class _Row:
-    """Modules in doubt of a shape and a place; the modules of the two sides are each other's counterparts."""
-
-    links: list[Link] = field(default_factory=list)
-    theirs: list[Unit] = field(default_factory=list)
+Sides = tuple[list[Unit], list[Unit]]
 
 
-def settle(state: AlignState, enough: float) -> None:
+def settle(state: AlignState, enough: float, held: Collection[Unit] = ()) -> None:
     """Make links certain whose modules have one counterpart left inside of their blocks.
 
     Args:
         enough: margin by which an assignment by words must beat the next best.
+        held: modules whose counterparts may have other shapes.
     """
+    across = crossing((link.one, link.other) for link in state.links if link.turned)
     for _ in range(ROUNDS):
         if not any(link.instead for link in state.links):
             return
@@ -55,23 +50,34 @@ def settle(state: AlignState, enough: float) -> None:
         twins = Twins(sure.items(), (state.a.contents, state.b.contents), state.blocks)
         beside = _Companions(state.a.units), _Companions(state.b.units)
         found: dict[Unit, Unit] = {}
-        rows = _rows(state, twins)
-        for (_, place), row in rows.items():
-            if len(row.links) == len(row.theirs):
-                found |= _decided([link.one for link in row.links], row.theirs, place, sure, beside, enough)
+        for place, ours, theirs in _rows(state, sure, partial(twins.place, crossing=across), held):
+            found |= _decided(ours, theirs, place, sure, beside, enough)
         if not found:
             return
         _apply(state, found)
 
 
-def _rows(state: AlignState, twins: Twins) -> Mapping[tuple[Hashable, Place], _Row]:
-    rows: dict[tuple[Hashable, Place], _Row] = {}
-    for link in state.links:
-        if link.instead and link.one.signature == link.other.signature:
-            kind = link.one.signature
-            rows.setdefault((kind, twins.place(link.one, 0)), _Row()).links.append(link)
-            rows.setdefault((kind, twins.place(link.other, 1)), _Row()).theirs.append(link.other)
-    return rows
+def _rows(
+    state: AlignState, sure: Mapping[Unit, Unit], place_of: Callable[[Unit, int], Place], held: Collection[Unit]
+) -> Iterator[tuple[Place, list[Unit], list[Unit]]]:
+    """Yield the modules of a shape and a place that are not certain, if the two sides are each other's counterparts."""
+    mixed = {kind for link in state.links if link.instead and (link.one in held or _kind(link.one) != _kind(link.other))
+             for kind in (_kind(link.one), _kind(link.other))}  # fmt: skip
+    done = sure.keys(), set(sure.values())
+    rows: dict[tuple[Hashable, Place], Sides] = {}
+    for which, units in enumerate((state.a.units, state.b.units)):
+        for unit in units:
+            if unit.slots and unit not in done[which] and (kind := _kind(unit)) not in mixed:
+                rows.setdefault((kind, place_of(unit, which)), ([], []))[which].append(unit)
+    uneven = {kind for (kind, _), (ours, theirs) in rows.items() if len(ours) != len(theirs)}
+    for (kind, place), (ours, theirs) in rows.items():
+        if len(ours) == len(theirs) and (place != NOWHERE or kind not in uneven):
+            yield place, ours, theirs
+
+
+def _kind(unit: Unit) -> Hashable:
+    """Return a key for the modules that may be each other's counterpart; a lone tensor may have any name."""
+    return unit.signature if len(unit.slots) > 1 else next(iter(unit.signature), ("",))[1:]
 
 
 def _decided(
@@ -90,7 +96,7 @@ def _decided(
         left = [unit for unit in ours if unit not in known]
         right = [unit for unit in theirs if unit not in known.values()]
         return known | (dict(zip(left, right, strict=True)) if len(left) == 1 else {})
-    if len(ours) > MOST:
+    if len(ours) > MOST or (place == NOWHERE and any(_repeat(units) for units in (ours, theirs))):
         return {}
     labels = [
         [f"{{}}{unit.path[len(front) :]}" if front else unit.path for unit in units]
@@ -106,6 +112,11 @@ def _decided(
            for row, (column, (margin, _)) in enumerate(zip(chosen, margins, strict=True))):  # fmt: skip
         return {}
     return {ours[row]: theirs[column] for row, column in enumerate(chosen)}
+
+
+def _repeat(units: Sequence[Unit]) -> bool:
+    """Return whether some of the modules are those of several blocks, which words do not tell apart."""
+    return len({unit.template for unit in units}) < len(units)
 
 
 def _by_companion(
@@ -184,23 +195,23 @@ def _is_matrix(unit: Unit) -> bool:
 def _apply(state: AlignState, found: Mapping[Unit, Unit]) -> None:
     """Make the links that were found certain, and keep the others of these modules in doubt among what is left."""
     taken = set(found.values())
-    open_ = [link for link in state.links if link.instead]
+    open_ = [link for link in state.links if link.instead and link.one not in found]
+    state.links[:] = [link for link in state.links if not link.instead]
+    state.add(Link(one, other, 0.9, WHY) for one, other in found.items())
+    free = {link.other: None for link in open_ if link.other not in taken}
     left: dict[Hashable, list[Unit]] = {}
+    for unit in state.b.units:
+        left.setdefault(_kind(unit), []).append(unit)
+    gone = taken | {link.other for link in state.links}
     for link in open_:
-        left.setdefault(link.other.signature, []).append(link.other)
-    free = {kind: [unit for unit in units if unit not in taken] for kind, units in left.items()}
-    keeping = [link for link in open_ if link.one not in found and link.other not in taken]
-    kept = {link.other for link in keeping}
-    for link in open_:
-        if link.one in found:
-            link.other, link.instead, link.why, link.confidence = found[link.one], (), WHY, 0.9
-    for link in open_:
-        if not link.instead:
-            continue
-        rest = free[link.other.signature]
-        if link not in keeping:
-            link.other = next(unit for unit in rest if unit not in kept)
-            kept.add(link.other)
+        rest = [unit for unit in left[_kind(link.other)] if unit not in gone]
+        if link.other in taken:
+            other = next((unit for unit in rest if unit not in free), None)
+            if other is None:
+                continue
+            link.other = other
+            free[other] = None
         rivals = [unit for unit in link.instead if unit in rest and unit is not link.other]
         rivals = rivals or [unit for unit in rest if unit is not link.other][:1]
         link.instead = tuple(rivals) or (link.other,)
+        state.add([link])

@@ -18,6 +18,8 @@ from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")
 
+_LAST_NUMBER = re.compile(r"\d{1,18}$")
+
 Stack = str
 """The path before a number: ``encoder.layers.``"""
 
@@ -75,6 +77,13 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
         }
         found.update(index for number, twin, index in rows if (number, twin) not in forced)
     return found | _overlapping(pairs, nested, sides or ((), ()))
+
+
+def crossing(pairs: Iterable[tuple[Unit, Unit]]) -> set[tuple[Stack, Stack]]:
+    """Return the stacks of the two sides that contain these pairs."""
+    return {
+        (ours, stack) for one, other in pairs for ours, _ in _blocks(one.path) for stack, _ in _blocks(other.path)
+    }
 
 
 def _overlapping(
@@ -222,8 +231,14 @@ class Twins:
                 if own in theirs:
                     found[0].setdefault(ours, set()).add(theirs[own])
                     found[1].setdefault(theirs[own], set()).add(ours)
+        ranks = _ranks(contents[0]), _ranks(contents[1])
         self._twins = tuple(
-            {front: next(iter(others)) for front, others in side.items() if len(others) == 1} for side in found
+            {
+                front: twin
+                for front, others in side.items()
+                if len(others) == 1 and not _displaced(ranks[which].get(front), ranks[1 - which].get(twin := [*others][0]))
+            }
+            for which, side in enumerate(found)
         )
 
     def say(self, one: Unit, other: Unit) -> int:
@@ -236,18 +251,38 @@ class Twins:
         numbered = *fronts(one.path), *fronts(other.path)
         return int(any(front in twins for front in numbered for twins in self._twins))
 
-    def place(self, unit: Unit, which: int) -> tuple[str, str]:
-        """Return the innermost block that contains a module of a side, 0 or 1, and that has a twin, as pair of both."""
+    def place(self, unit: Unit, which: int, crossing: Collection[tuple[Stack, Stack]]) -> tuple[str, str]:
+        """Return the innermost block that contains a module of a side, 0 or 1, and that has a twin, as pair of both.
+
+        Blocks of two stacks that are `crossing` have none.
+        """
         for front in reversed(siblings(unit.path)):
             twin = self._twins[which].get(front)
             if twin is not None and self._twins[1 - which].get(twin) == front:
-                return (twin, front) if which else (front, twin)
+                found = (twin, front) if which else (front, twin)
+                if (_LAST_NUMBER.sub("", found[0]), _LAST_NUMBER.sub("", found[1])) not in crossing:
+                    return found
         return "", ""
 
     def lists(self, one: Unit, other: Unit) -> bool:
         """Return whether both are at the same place of two lists, because their innermost blocks are the same."""
         ours, theirs = fronts(one.path), fronts(other.path)
         return bool(ours and theirs) and self._twins[0].get(ours[-1]) == theirs[-1]
+
+
+def _ranks(contents: Contents) -> dict[str, tuple[int, int]]:
+    """Return block -> its rank in its list, and the length of the list."""
+    lists: dict[str, list[tuple[int, str]]] = {}
+    for front in contents:
+        match = _LAST_NUMBER.search(front)
+        if match is not None:
+            lists.setdefault(front[: match.start()], []).append((int(match[0]), front))
+    return {front: (rank, len(rows)) for rows in lists.values() for rank, (_, front) in enumerate(sorted(rows))}
+
+
+def _displaced(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
+    """Return whether two blocks have different places in lists of one length."""
+    return one is not None and other is not None and one[1] == other[1] and one[0] != other[0]
 
 
 def _filled(path: str, contents: Contents) -> dict[tuple[int, int], str]:

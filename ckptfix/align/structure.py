@@ -159,8 +159,9 @@ def match(
     if reshape:
         _by_class(state, scoped(flat, stacks.scopes))
     _doubt_blocks(state)
-    settle(state, ENOUGH)
-    _doubt_blocks(state)
+    if state.compared <= COMPARED:
+        settle(state, ENOUGH, {unit for unit in state.a.units if flat(unit) in held} if held else ())
+        _doubt_blocks(state)
     _name_rivals(state)
     return matching(state.links, (state.a, state.b), source, target)
 
@@ -430,6 +431,7 @@ def _instances(
             for index, (unit, twin) in enumerate(zip(one.units, twins, strict=True))
         ]
         for link in links:
+            link.turned = bool(doubts)
             if link.other in doubts:
                 link.instead = link.instead or (doubts[link.other],)
         if doubt:
