@@ -9,14 +9,15 @@ block. What becomes certain so may show that further blocks are the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ckptfix.align import assignment, roles
 from ckptfix.align.nesting import Twins, crossing
 from ckptfix.align.pairs import Link
 from ckptfix.align.state import AlignState
-from ckptfix.align.units import Unit, siblings
+from ckptfix.align.units import Unit, holders
 
 ROUNDS = 6
 """Times that what has become certain is used again. Each settles a level of the tree."""
@@ -92,7 +93,7 @@ def _decided(
     if len(ours) == 1:
         return {ours[0]: theirs[0]}
     known = dict(_by_companion(ours, theirs, sure, beside))
-    if known and (place == NOWHERE or len(known) == len(ours)):
+    if known and (len(known) == len(ours) or (place == NOWHERE and not _repeat(ours) and not _repeat(theirs))):
         left = [unit for unit in ours if unit not in known]
         right = [unit for unit in theirs if unit not in known.values()]
         return known | (dict(zip(left, right, strict=True)) if len(left) == 1 else {})
@@ -139,15 +140,16 @@ class _Companions:
     They are alone in one module, have the same number in a block (``conv1`` and ``bn1``), or take turns in a list.
     """
 
-    def __init__(self, units: Iterable[Unit]) -> None:
+    def __init__(self, units: Sequence[Unit]) -> None:
         self._found: dict[Unit, Unit] = {}
         homes: dict[str, list[Unit]] = {}
         blocks: dict[str, list[Unit]] = {}
         for unit in units:
             if unit.slots:
                 homes.setdefault(unit.path.rpartition(".")[0], []).append(unit)
+        under = Counter(holder for unit in units if unit.slots for holder in holders(unit.path))
         for home, inside in homes.items():
-            if home and len(inside) == 2:
+            if home and len(inside) == 2 == under[home]:
                 self._add(*inside)
         for home, inside in homes.items():
             self._take_turns(home, inside)

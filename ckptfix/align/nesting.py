@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 
 from ckptfix.align.units import CACHED, Signature, Unit, fronts, numbered_part, siblings, words
@@ -231,15 +231,23 @@ class Twins:
                 if own in theirs:
                     found[0].setdefault(ours, set()).add(theirs[own])
                     found[1].setdefault(theirs[own], set()).add(ours)
-        ranks = _ranks(contents[0]), _ranks(contents[1])
         self._twins = tuple(
-            {
-                front: twin
-                for front, others in side.items()
-                if len(others) == 1 and not _displaced(ranks[which].get(front), ranks[1 - which].get(twin := [*others][0]))
-            }
-            for which, side in enumerate(found)
+            {front: next(iter(others)) for front, others in side.items() if len(others) == 1} for side in found
         )
+        self._contents = contents
+
+    @cached_property
+    def _lists(self) -> tuple[dict[str, Sequence[tuple[int, int]]], ...]:
+        return _lists(self._contents[0]), _lists(self._contents[1])
+
+    def _alike(self, ours: str, theirs: str) -> bool:
+        """Return whether two lists have unequal lengths, or equal contents at each place.
+
+        If what is between two stages is in the stage before on one side, and in the stage after on the other, some
+        stages have equal contents and are not the same.
+        """
+        one, other = (side.get(front, ()) for side, front in zip(self._lists, (ours, theirs), strict=True))
+        return len(one) != len(other) or one == other
 
     def say(self, one: Unit, other: Unit) -> int:
         """Return 1 if both are in the same numbered block, -1 if a block or module has the other elsewhere, else 0."""
@@ -254,13 +262,14 @@ class Twins:
     def place(self, unit: Unit, which: int, crossing: Collection[tuple[Stack, Stack]]) -> tuple[str, str]:
         """Return the innermost block that contains a module of a side, 0 or 1, and that has a twin, as pair of both.
 
-        Blocks of two stacks that are `crossing` have none.
+        Blocks of two stacks that are `crossing` have none, nor have blocks of lists that are not alike.
         """
         for front in reversed(siblings(unit.path)):
             twin = self._twins[which].get(front)
             if twin is not None and self._twins[1 - which].get(twin) == front:
                 found = (twin, front) if which else (front, twin)
-                if (_LAST_NUMBER.sub("", found[0]), _LAST_NUMBER.sub("", found[1])) not in crossing:
+                stacks = _LAST_NUMBER.sub("", found[0]), _LAST_NUMBER.sub("", found[1])
+                if stacks not in crossing and self._alike(*stacks):
                     return found
         return "", ""
 
@@ -270,19 +279,14 @@ class Twins:
         return bool(ours and theirs) and self._twins[0].get(ours[-1]) == theirs[-1]
 
 
-def _ranks(contents: Contents) -> dict[str, tuple[int, int]]:
-    """Return block -> its rank in its list, and the length of the list."""
-    lists: dict[str, list[tuple[int, str]]] = {}
-    for front in contents:
+def _lists(contents: Contents) -> dict[Stack, list[tuple[int, int]]]:
+    """Return the contents of the blocks of each stack, in order."""
+    found: dict[Stack, list[tuple[int, tuple[int, int]]]] = {}
+    for front, content in contents.items():
         match = _LAST_NUMBER.search(front)
         if match is not None:
-            lists.setdefault(front[: match.start()], []).append((int(match[0]), front))
-    return {front: (rank, len(rows)) for rows in lists.values() for rank, (_, front) in enumerate(sorted(rows))}
-
-
-def _displaced(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
-    """Return whether two blocks have different places in lists of one length."""
-    return one is not None and other is not None and one[1] == other[1] and one[0] != other[0]
+            found.setdefault(front[: match.start()], []).append((int(match[0]), content))
+    return {stack: [content for _, content in sorted(rows)] for stack, rows in found.items()}
 
 
 def _filled(path: str, contents: Contents) -> dict[tuple[int, int], str]:
