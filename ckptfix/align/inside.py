@@ -90,19 +90,21 @@ def _decided(
     enough: float,
 ) -> dict[Unit, Unit]:
     """Return the certain pairs of `ours` and `theirs`, whose counterparts are each other's."""
-    if len(ours) == 1:
-        return {ours[0]: theirs[0]}
-    known = dict(_by_companion(ours, theirs, sure, beside))
-    if known and (len(known) == len(ours) or (place == NOWHERE and not _repeat(ours) and not _repeat(theirs))):
-        left = [unit for unit in ours if unit not in known]
-        right = [unit for unit in theirs if unit not in known.values()]
-        return known | (dict(zip(left, right, strict=True)) if len(left) == 1 else {})
-    if len(ours) > MOST or (place == NOWHERE and any(_repeat(units) for units in (ours, theirs))):
-        return {}
     labels = [
         [f"{{}}{unit.path[len(front) :]}" if front else unit.path for unit in units]
         for units, front in zip((ours, theirs), place, strict=True)
     ]
+    if len(ours) == 1:
+        contrary = roles.score(*(roles.parts(texts)[0] for texts in labels)) < 0
+        return {} if contrary else {ours[0]: theirs[0]}
+    known = dict(_by_companion(ours, theirs, sure, beside))
+    if place == NOWHERE:
+        once = _once(ours), _once(theirs)
+        known = {one: other for one, other in known.items() if one in once[0] and other in once[1]}
+    if known and (len(known) == len(ours) or place == NOWHERE):
+        return known
+    if len(ours) > MOST or (place == NOWHERE and any(len(_once(units)) < len(units) for units in (ours, theirs))):
+        return {}
     parts = roles.parts(labels[0]), roles.parts(labels[1])
     scores = roles.scores(*parts)
     chosen = assignment.best(scores)
@@ -115,9 +117,10 @@ def _decided(
     return {ours[row]: theirs[column] for row, column in enumerate(chosen)}
 
 
-def _repeat(units: Sequence[Unit]) -> bool:
-    """Return whether some of the modules are those of several blocks, which words do not tell apart."""
-    return len({unit.template for unit in units}) < len(units)
+def _once(units: Sequence[Unit]) -> set[Unit]:
+    """Return the modules that are not those of several blocks, which words do not tell apart."""
+    counts = Counter(unit.template for unit in units)
+    return {unit for unit in units if counts[unit.template] == 1}
 
 
 def _by_companion(
@@ -143,7 +146,6 @@ class _Companions:
     def __init__(self, units: Sequence[Unit]) -> None:
         self._found: dict[Unit, Unit] = {}
         homes: dict[str, list[Unit]] = {}
-        blocks: dict[str, list[Unit]] = {}
         for unit in units:
             if unit.slots:
                 homes.setdefault(unit.path.rpartition(".")[0], []).append(unit)
@@ -153,18 +155,14 @@ class _Companions:
                 self._add(*inside)
         for home, inside in homes.items():
             self._take_turns(home, inside)
+        numbered: dict[tuple[str, str], list[Unit]] = {}
         for unit in units:
-            if unit.slots and unit not in self._found:
-                blocks.setdefault(_BLOCK.match(unit.path)[0], []).append(unit)  # type: ignore[index]
-        for front, inside in blocks.items():
-            numbered: dict[tuple[str, ...], list[Unit]] = {}
-            for unit in inside:
-                numbers = tuple(_NUMBER.findall(unit.path[len(front) :]))
-                if numbers:
-                    numbered.setdefault(numbers, []).append(unit)
-            for pair in numbered.values():
-                if len(pair) == 2:
-                    self._add(*pair)
+            found = _NUMBERED.fullmatch(unit.path)
+            if unit.slots and unit not in self._found and found is not None:
+                numbered.setdefault((found["home"], found["number"] or found["letter"]), []).append(unit)
+        for pair in numbered.values():
+            if len(pair) == 2:
+                self._add(*pair)
 
     def of(self, unit: Unit) -> Unit | None:
         """Return the companion of a module, or None."""
@@ -186,8 +184,8 @@ class _Companions:
                 self._add(one, other)
 
 
-_BLOCK = re.compile(r"(?:.*\.\d+(?=\.))?")
-_NUMBER = re.compile(r"\d+|(?<=_)[a-h](?![A-Za-z0-9])")
+_NUMBERED = re.compile(r"(?P<home>(?:.*\.)?)[A-Za-z_]+(?:\.?(?P<number>\d+)|_(?P<letter>[a-h]))")
+"""A module with a number or letter of its own, or in a list of its own: ``conv1``, ``conv_a``, ``convs.0``."""
 
 
 def _is_matrix(unit: Unit) -> bool:

@@ -262,10 +262,14 @@ class Twins:
     def place(self, unit: Unit, which: int, crossing: Collection[tuple[Stack, Stack]]) -> tuple[str, str]:
         """Return the innermost block that contains a module of a side, 0 or 1, and that has a twin, as pair of both.
 
-        Blocks of two stacks that are `crossing` have none, nor have blocks of lists that are not alike.
+        Blocks of two stacks that are `crossing` have none, nor have blocks of lists that are not alike, nor have
+        modules without a number that hold one kind of module: queries, keys and values may be held as any three.
         """
         for front in reversed(siblings(unit.path)):
             twin = self._twins[which].get(front)
+            count, sum_ = self._contents[which][front]
+            if _LAST_NUMBER.search(front) is None and sum_ == count * hash(unit.signature):
+                continue
             if twin is not None and self._twins[1 - which].get(twin) == front:
                 found = (twin, front) if which else (front, twin)
                 stacks = _LAST_NUMBER.sub("", found[0]), _LAST_NUMBER.sub("", found[1])
