@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 
-from ckptfix.align import assignment, roles
+from ckptfix.align import roles
 from ckptfix.align.nesting import Twins, crossing
 from ckptfix.align.pairs import Link
 from ckptfix.align.state import AlignState
@@ -36,11 +36,10 @@ NOWHERE: Place = ("", "")
 Sides = tuple[list[Unit], list[Unit]]
 
 
-def settle(state: AlignState, enough: float, held: Collection[Unit] = ()) -> None:
+def settle(state: AlignState, held: Collection[Unit] = ()) -> None:
     """Make links certain whose modules have one counterpart left inside of their blocks.
 
     Args:
-        enough: margin by which an assignment by words must beat the next best.
         held: modules whose counterparts may have other shapes.
     """
     across = crossing((link.one, link.other) for link in state.links if link.turned)
@@ -48,11 +47,11 @@ def settle(state: AlignState, enough: float, held: Collection[Unit] = ()) -> Non
         if not any(link.instead for link in state.links):
             return
         sure = {link.one: link.other for link in state.links if not link.instead}
-        twins = Twins(sure.items(), (state.a.contents, state.b.contents), state.blocks)
+        twins = Twins(sure.items(), (state.a.contents, state.b.contents), state.blocks, holders)
         beside = _Companions(state.a.units), _Companions(state.b.units)
         found: dict[Unit, Unit] = {}
         for place, ours, theirs in _rows(state, sure, partial(twins.place, crossing=across), held):
-            found |= _decided(ours, theirs, place, sure, beside, enough)
+            found |= _decided(ours, theirs, place, sure, beside)
         if not found:
             return
         _apply(state, found)
@@ -87,7 +86,6 @@ def _decided(
     place: Place,
     sure: Mapping[Unit, Unit],
     beside: tuple[_Companions, _Companions],
-    enough: float,
 ) -> dict[Unit, Unit]:
     """Return the certain pairs of `ours` and `theirs`, whose counterparts are each other's."""
     labels = [
@@ -105,16 +103,7 @@ def _decided(
         return known
     if len(ours) > MOST or (place == NOWHERE and any(len(_once(units)) < len(units) for units in (ours, theirs))):
         return {}
-    parts = roles.parts(labels[0]), roles.parts(labels[1])
-    scores = roles.scores(*parts)
-    chosen = assignment.best(scores)
-    if roles.loose(*parts, chosen):
-        return {}
-    margins = assignment.margins(scores, chosen, enough)
-    if any(margin < enough or scores[row][column] < 0
-           for row, (column, (margin, _)) in enumerate(zip(chosen, margins, strict=True))):  # fmt: skip
-        return {}
-    return {ours[row]: theirs[column] for row, column in enumerate(chosen)}
+    return {ours[row]: theirs[column] for row, column in roles.told(*labels)}
 
 
 def _once(units: Sequence[Unit]) -> set[Unit]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import islice
 
-from ckptfix.align.units import CACHED, Signature, Unit, fronts, numbered_part, siblings, words
+from ckptfix.align.units import CACHED, Signature, Unit, fronts, holders, numbered_part, siblings, words
 from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -220,14 +220,15 @@ class Twins:
         links: Iterable[tuple[Unit, Unit]],
         contents: tuple[Contents, Contents],
         known: Iterable[tuple[str, str]] = (),
+        around: Callable[[str], Sequence[str]] = siblings,
     ) -> None:
         found: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
         for ours, twin in known:
             found[0].setdefault(ours, set()).add(twin)
             found[1].setdefault(twin, set()).add(ours)
         for one, other in links:
-            theirs = _filled(other.path, contents[1])
-            for own, ours in _filled(one.path, contents[0]).items():
+            theirs = _filled(around(other.path), contents[1])
+            for own, ours in _filled(around(one.path), contents[0]).items():
                 if own in theirs:
                     found[0].setdefault(ours, set()).add(theirs[own])
                     found[1].setdefault(theirs[own], set()).add(ours)
@@ -265,8 +266,10 @@ class Twins:
         Blocks of two stacks that are `crossing` have none, nor have blocks of lists that are not alike, nor have
         modules without a number that hold one kind of module: queries, keys and values may be held as any three.
         """
-        for front in reversed(siblings(unit.path)):
+        for front in reversed(holders(unit.path)):
             twin = self._twins[which].get(front)
+            if front not in self._contents[which]:
+                continue
             count, sum_ = self._contents[which][front]
             if _LAST_NUMBER.search(front) is None and sum_ == count * hash(unit.signature):
                 continue
@@ -293,9 +296,9 @@ def _lists(contents: Contents) -> dict[Stack, list[tuple[int, int]]]:
     return {stack: [content for _, content in sorted(rows)] for stack, rows in found.items()}
 
 
-def _filled(path: str, contents: Contents) -> dict[tuple[int, int], str]:
-    """Return content -> block with other modules that contains this one. Keep the inner of two equal nested blocks."""
-    return {contents[front]: front for front in siblings(path) if contents[front][0] > 1}
+def _filled(fronts: Iterable[str], contents: Contents) -> dict[tuple[int, int], str]:
+    """Return content -> block with other modules, for `fronts` of one module. Keep the inner of two equal ones."""
+    return {contents[front]: front for front in fronts if front in contents and contents[front][0] > 1}
 
 
 def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> set[int]:

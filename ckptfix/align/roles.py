@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from ckptfix.align import assignment
+from ckptfix.align.scores import ENOUGH
 from ckptfix.align.units import words
 
 ROLES: dict[str, dict[str, str]] = {
@@ -297,6 +299,19 @@ def scores(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence]) -> list
     both = known[0] & known[1]
     mine, others = ([replace(part, terms=part.terms & both) for part in side] for side in (ours, theirs))
     return [[score(one, other) for other in others] for one in mine]
+
+
+def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the only assignment of as many paths to paths that words and numbers allow; nothing if it is in doubt."""
+    sides = parts(ours), parts(theirs)
+    found = scores(*sides)
+    chosen = assignment.best(found)
+    if loose(*sides, chosen):
+        return []
+    margins = assignment.margins(found, chosen, ENOUGH)
+    rows = list(enumerate(chosen))
+    sure = all(margin >= ENOUGH and found[row][to] >= 0 for (row, to), (margin, _) in zip(rows, margins, strict=True))
+    return rows if sure else []
 
 
 def score(one: RoleEvidence, other: RoleEvidence) -> float:

@@ -26,7 +26,7 @@ from ckptfix.align.pairs import PROOF, Link, matching
 from ckptfix.align.result import Matching
 from ckptfix.align.roles import RoleEvidence, singular
 from ckptfix.align.same_names import same_names, same_values
-from ckptfix.align.scores import ordered_alike, ranks, same_block, undecided, unlike
+from ckptfix.align.scores import ENOUGH, ordered_alike, ranks, same_block, undecided, unlike
 from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
 from ckptfix.align.units import ModelSide, Unit, counted, fronts, side, words
@@ -119,10 +119,6 @@ def scoped(key: Callable[[Unit], Hashable], within: Mapping[Unit, Hashable]) -> 
     return both
 
 
-ENOUGH = 2.5
-"""Margin by which an assignment must beat the next best to be certain. Definition order alone gives 2: it distinguishes
-``query, key, value`` from ``q, k, v``, but also from ``k, v, q``."""
-
 SUPPORT = 3.0
 """Score that names must give a pair if one side has more modules of these shapes than the other."""
 
@@ -160,7 +156,7 @@ def match(
         _by_class(state, scoped(flat, stacks.scopes))
     _doubt_blocks(state)
     if state.compared <= COMPARED:
-        settle(state, ENOUGH, {unit for unit in state.a.units if flat(unit) in held} if held else ())
+        settle(state, {unit for unit in state.a.units if flat(unit) in held} if held else ())
         _doubt_blocks(state)
     _name_rivals(state)
     return matching(state.links, (state.a, state.b), source, target)
