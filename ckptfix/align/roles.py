@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -302,8 +302,15 @@ def scores(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence]) -> list
 
 
 def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the only assignment of as many paths to paths that words and numbers allow; nothing if it is in doubt."""
+    """Return the only assignment of as many paths to paths that words and numbers allow; nothing if it is in doubt.
+
+    That one of two layers is called after the whole that has both says nothing: ``c_fc``, ``c_proj`` and ``ffn.b``.
+    """
     sides = parts(ours), parts(theirs)
+    played = [{(kind, part) for one in side for kind, found in one.roles.items() for part in found} for side in sides]
+    counts = [Counter(kind for kind, _ in side) for side in played]
+    vague = {kind for kind in WHOLES if min(count[kind] for count in counts) < 2}
+    sides = _without(sides[0], vague), _without(sides[1], vague)
     found = scores(*sides)
     chosen = assignment.best(found)
     if loose(*sides, chosen):
@@ -312,6 +319,10 @@ def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
     rows = list(enumerate(chosen))
     sure = all(margin >= ENOUGH and found[row][to] >= 0 for (row, to), (margin, _) in zip(rows, margins, strict=True))
     return rows if sure else []
+
+
+def _without(side: Sequence[RoleEvidence], kinds: Collection[str]) -> list[RoleEvidence]:
+    return [replace(one, roles={kind: part for kind, part in one.roles.items() if kind not in kinds}) for one in side]
 
 
 def score(one: RoleEvidence, other: RoleEvidence) -> float:
