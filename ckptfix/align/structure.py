@@ -25,7 +25,7 @@ from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
 from ckptfix.align.result import Matching
 from ckptfix.align.roles import RoleEvidence, singular
-from ckptfix.align.same_names import same_names, same_values
+from ckptfix.align.same_names import trusted
 from ckptfix.align.scores import ENOUGH, ordered_alike, ranks, same_block, undecided, unlike
 from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
@@ -146,7 +146,7 @@ def match(
 ) -> Matching:
     """Match by structure; see `ckptfix.align.match.match`."""
     state = AlignState(side(source), side(target))
-    state.add(same_values(state.a, state.b, proven) if proven else same_names(state.a, state.b))
+    state.add(trusted(state.a, state.b, proven or {}))
     held = reshaped(state.a.units, state.b.units) if reshape else frozenset()
     stacks = shared(state.a, state.b)
     state.blocks = stacks.blocks
