@@ -33,7 +33,7 @@ ROLES: dict[str, dict[str, str]] = {
     },
     "cross": {
         "self": "self sa",
-        "cross": "cross ca crossattention encdec multihead src encoder_attn encoder_attention enc_attn src_attn",
+        "cross": "cross ca crossattention encdec enc_dec dec_enc multihead src encoder_attn encoder_attention enc_attn src_attn",
     },
     "half": {"encoder": "encoder enc down downs", "decoder": "decoder dec up ups"},
     "embedding": {
@@ -273,12 +273,20 @@ def _ordinals(
         found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
     if not all(re.search("norm|ln", text, re.IGNORECASE) for text in texts):
         return found
-    placed = [BEFORE.get(next(iter(played.get("block", ())), ""), 5) if len(played.get("block", ())) < 2 else 0
-              for played in roles]  # fmt: skip
+    placed = list(map(_before, roles))
     blocks = {match and match[0] for match in map(_BLOCK.match, texts)}
-    if len(texts) == 2 and len(blocks) == 1 and not any(found) and len(set(placed)) == 2 and 0 not in placed:
-        return [(2, int(place == max(placed))) for place in placed]
+    three = len(texts) == 3 and [played.get("cross") for played in roles].count(frozenset(["cross"])) == 1
+    if len(set(placed)) == len(texts) == (3 if three else 2) and len(blocks) == 1 and not any(found) and 0 not in placed:
+        return [(len(texts), sorted(placed).index(place)) for place in placed]
     return found
+
+
+def _before(played: Mapping[str, frozenset[str]]) -> int:
+    """Return the place of a norm among those of its block, as it runs; 0 if words say several."""
+    if played.get("cross") == frozenset(["cross"]):
+        return 5
+    block = played.get("block", ())
+    return BEFORE.get(next(iter(block), ""), 5) if len(block) < 2 else 0
 
 
 def _places(texts: Sequence[str]) -> list[int] | None:
