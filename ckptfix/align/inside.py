@@ -36,16 +36,19 @@ NOWHERE: Place = ("", "")
 Sides = tuple[list[Unit], list[Unit]]
 
 
-def settle(state: AlignState, held: Collection[Unit] = ()) -> None:
-    """Make links certain whose modules have one counterpart left inside of their blocks.
+def settle(state: AlignState, held: Collection[Unit] = ()) -> bool:
+    """Make links certain whose modules have one counterpart left inside of their blocks; return whether any was made.
 
     Args:
         held: modules whose counterparts may have other shapes.
     """
-    across = crossing((link.one, link.other) for link in state.links if link.turned)
+    changed = False
+    across: set[tuple[str, str]] | None = None
     for _ in range(ROUNDS):
         if not any(link.instead for link in state.links):
-            return
+            return changed
+        if across is None:
+            across = crossing((link.one, link.other) for link in state.links if link.turned)
         sure = {link.one: link.other for link in state.links if not link.instead}
         twins = Twins(sure.items(), (state.a.contents, state.b.contents), state.blocks, holders)
         beside = _Companions(state.a.units), _Companions(state.b.units)
@@ -53,8 +56,10 @@ def settle(state: AlignState, held: Collection[Unit] = ()) -> None:
         for place, ours, theirs in _rows(state, sure, partial(twins.place, crossing=across), held):
             found |= _decided(ours, theirs, place, sure, beside)
         if not found:
-            return
+            return changed
         _apply(state, found)
+        changed = True
+    return changed
 
 
 def _rows(

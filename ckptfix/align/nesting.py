@@ -49,20 +49,20 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
     A pair is left out if shapes allow its blocks no other counterpart. This needs `sides`, which has all units.
     """
     shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
-    for index, (one, other) in enumerate(pairs):
-        theirs = _blocks(other.path)
-        for ours, number in _blocks(one.path):
+    inside = [(_blocks(one.path), _blocks(other.path)) for one, other in pairs]
+    for index, (blocks, theirs) in enumerate(inside):
+        for ours, number in blocks:
             for stack, twin in theirs:
                 shared.setdefault((ours, stack), []).append((number, twin, index))
     homes: tuple[_Homes, _Homes] | None = None
     found: set[int] = set()
     nested: list[tuple[Block, Block]] = []
     for (ours, stack), rows in shared.items():
-        if _is_grid([(number, twin, *pairs[index]) for number, twin, index in rows]):
-            continue
-        cells = dict.fromkeys((number, twin) for number, twin, _ in rows)
+        cells = dict.fromkeys([(number, twin) for number, twin, _ in rows])
         if _nest(cells):
             nested += [((ours, number), (stack, twin)) for number, twin in cells]
+            continue
+        if _is_grid([(number, twin, *pairs[index]) for number, twin, index in rows]):
             continue
         if sides is not None and homes is None:
             homes = _Homes(sides[0]), _Homes(sides[1])
@@ -76,7 +76,8 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
             )
         }
         found.update(index for number, twin, index in rows if (number, twin) not in forced)
-    return found | _overlapping(pairs, nested, sides or ((), ()))
+    shared.clear()  # it may be the largest object of all
+    return found | _overlapping(pairs, inside, nested, sides or ((), ()))
 
 
 def crossing(pairs: Iterable[tuple[Unit, Unit]]) -> set[tuple[Stack, Stack]]:
@@ -87,7 +88,10 @@ def crossing(pairs: Iterable[tuple[Unit, Unit]]) -> set[tuple[Stack, Stack]]:
 
 
 def _overlapping(
-    pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[Block, Block]], sides: tuple[Side, Side]
+    pairs: Sequence[tuple[Unit, Unit]],
+    inside: Sequence[tuple[Sequence[Block], Sequence[Block]]],
+    blocks: Iterable[tuple[Block, Block]],
+    sides: tuple[Side, Side],
 ) -> set[int]:
     """Return the indices of the pairs of two blocks that share one although each has a module outside the other.
 
@@ -96,10 +100,10 @@ def _overlapping(
     ``norms.0.1`` may belong to the same block. Nor is ``conv1`` if there is no second number.
     """
     members: tuple[dict[Block, set[int]], dict[Block, set[int]]] = ({}, {})
-    for index, pair in enumerate(pairs):
-        for unit, inside in zip(pair, members, strict=True):
-            for block in _blocks(unit.path):
-                inside.setdefault(block, set()).add(index)
+    for index, both in enumerate(inside):
+        for held, side in zip(both, members, strict=True):
+            for block in held:
+                side.setdefault(block, set()).add(index)
     sizes = [Counter(stack for stack, _ in side) for side in members]
     left = [_unpaired(units, {pair[which] for pair in pairs}) for which, units in enumerate(sides)]
     alike = [Counter(unit.signature for unit in units) for units in sides]

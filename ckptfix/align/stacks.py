@@ -88,8 +88,10 @@ def _manifold(side: dict[str, Stacks]) -> dict[Hashable, dict[str, list[str]]]:
         for front, blocks in stacks.items():
             for number, block in blocks.items():
                 name = f"{front}{number}"
+                if len({unit.signature for unit in block}) < MANIFOLD:
+                    continue
                 inner = Counter(holder for unit in block for holder in fronts(unit.path) if len(holder) > len(name))
-                if len({unit.signature for unit in block}) >= MANIFOLD and max(inner.values(), default=0) < 2:
+                if max(inner.values(), default=0) < 2:
                     found.setdefault(_alike(block), {}).setdefault(template, []).append(name)
     return found
 

@@ -155,8 +155,8 @@ def match(
     if reshape:
         _by_class(state, scoped(flat, stacks.scopes))
     _doubt_blocks(state)
-    if state.compared <= COMPARED:
-        settle(state, {unit for unit in state.a.units if flat(unit) in held} if held else ())
+    kept = {unit for unit in state.a.units if flat(unit) in held} if held else ()
+    if state.compared <= COMPARED and settle(state, kept):
         _doubt_blocks(state)
     _name_rivals(state)
     return matching(state.links, (state.a, state.b), source, target)
