@@ -2,8 +2,8 @@
 
 The classes of `structure` hold the modules of a shape from the whole model. Once certain modules show that two blocks
 are the same, the modules of these blocks have their counterparts in each other, and few are left to choose between:
-the one that is left, the one that belongs to a certain sibling, or the one that words tell from the others of its
-block. What becomes certain so may show that further blocks are the same.
+the one that is left, the one that belongs to a certain sibling, or the one that words distinguish from the others
+in its block. That in turn may show that further blocks are the same.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _by_companion(
     """Yield the pairs of modules that belong to two modules which are certainly each other's counterpart."""
     for unit in ours:
         other = beside[0].of(unit)
-        twin = beside[1].of(sure[other]) if other in sure else None
+        twin = beside[1].of(sure[other]) if other is not None and other in sure else None
         if twin is not None and twin in theirs:
             yield unit, twin
 

@@ -242,7 +242,7 @@ class Twins:
         self._contents = contents
 
     @cached_property
-    def _lists(self) -> tuple[dict[str, Sequence[tuple[int, int]]], ...]:
+    def _lists(self) -> tuple[dict[Stack, list[tuple[int, int]]], dict[Stack, list[tuple[int, int]]]]:
         return _lists(self._contents[0]), _lists(self._contents[1])
 
     def _alike(self, ours: str, theirs: str) -> bool:
@@ -267,8 +267,8 @@ class Twins:
     def place(self, unit: Unit, which: int, crossing: Collection[tuple[Stack, Stack]]) -> tuple[str, str]:
         """Return the innermost block that contains a module of a side, 0 or 1, and that has a twin, as pair of both.
 
-        Blocks of two stacks that are `crossing` have none, nor have blocks of lists that are not alike, nor have
-        modules without a number that hold one kind of module: queries, keys and values may be held as any three.
+        Blocks of two stacks that are `crossing` have none, nor have blocks of lists with different contents, nor
+        have modules without a number that hold one kind of module: queries, keys and values may be held as any three.
         """
         for front in reversed(holders(unit.path)):
             twin = self._twins[which].get(front)

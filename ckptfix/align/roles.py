@@ -33,7 +33,8 @@ ROLES: dict[str, dict[str, str]] = {
     },
     "cross": {
         "self": "self sa",
-        "cross": "cross ca crossattention encdec enc_dec dec_enc multihead src encoder_attn encoder_attention enc_attn src_attn",
+        "cross": "cross ca crossattention encdec enc_dec dec_enc multihead src encoder_attn encoder_attention enc_attn "
+        "src_attn",
     },
     "half": {"encoder": "encoder enc down downs", "decoder": "decoder dec up ups"},
     "embedding": {
@@ -276,7 +277,8 @@ def _ordinals(
     placed = list(map(_before, roles))
     blocks = {match and match[0] for match in map(_BLOCK.match, texts)}
     three = len(texts) == 3 and [played.get("cross") for played in roles].count(frozenset(["cross"])) == 1
-    if len(set(placed)) == len(texts) == (3 if three else 2) and len(blocks) == 1 and not any(found) and 0 not in placed:
+    told = len(set(placed)) == len(texts) == (3 if three else 2) and 0 not in placed
+    if told and len(blocks) == 1 and not any(found):
         return [(len(texts), sorted(placed).index(place)) for place in placed]
     return found
 

@@ -88,7 +88,7 @@ def _manifold(side: dict[str, Stacks]) -> dict[Hashable, dict[str, list[str]]]:
         for front, blocks in stacks.items():
             for number, block in blocks.items():
                 name = f"{front}{number}"
-                if len({unit.signature for unit in block}) < MANIFOLD:
+                if _kinds(block) < MANIFOLD:
                     continue
                 inner = Counter(holder for unit in block for holder in fronts(unit.path) if len(holder) > len(name))
                 if max(inner.values(), default=0) < 2:
@@ -137,9 +137,13 @@ def _content(stacks: Stacks) -> Hashable | None:
             return None
         rows.append(tuple(sorted(map(_alike, blocks.values()))))
     alone = max(map(len, rows)) == 1
-    if alone and any(len({unit.signature for unit in block}) < MANIFOLD for blocks in stacks.values() for block in blocks.values()):
+    if alone and min(_kinds(block) for blocks in stacks.values() for block in blocks.values()) < MANIFOLD:
         return None
     return tuple(sorted(rows))
+
+
+def _kinds(block: Sequence[Unit]) -> int:
+    return len({unit.signature for unit in block})
 
 
 def _alike(block: Sequence[Unit]) -> tuple[int, int]:

@@ -23,8 +23,8 @@ FEW = 64
 """The most tensors of one shape, on each side, that are probed; a shape with more is not probed."""
 
 FROZEN = 1024
-"""The fewest elements of a tensor that proves a pair by itself: shorter ones may be equal by chance, or be computed. The
-most tensors of a side, too, whose first bytes are compared to find these."""
+"""The fewest elements of a tensor that proves a pair by itself: shorter ones may be equal by chance, or be computed.
+Also the most tensors of a side whose first bytes are compared to find these."""
 
 MOST = 0.5
 """Share of equal tensors, on the smaller side, from which the two sides are copies of one model."""

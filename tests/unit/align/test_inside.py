@@ -32,7 +32,7 @@ def test_a_norm_belongs_to_the_convolution_in_its_module() -> None:
     """Both norms are outside of the blocks; the convolution beside one of them is the only one of its shape."""
     stem = {"conv1": "net.entry.convolution", "bn1": "net.entry.normalization", "norm": "net.normalization"}
     body = {f"layers.{at}.fc1": f"net.h.{at}.lin" for at in range(2)}
-    shapes = {"conv1": (4, 3, 7, 7), "bn1": (4,), "norm": (4,)} | {name: (8, 4) for name in body}
+    shapes = {"conv1": (4, 3, 7, 7), "bn1": (4,), "norm": (4,)} | dict.fromkeys(body, (8, 4))
     assert answered(stem | body, shapes)
 
 
