@@ -276,8 +276,7 @@ def _ordinals(
         return found
     placed = list(map(_before, roles))
     blocks = {match and match[0] for match in map(_BLOCK.match, texts)}
-    three = len(texts) == 3 and [played.get("cross") for played in roles].count(frozenset(["cross"])) == 1
-    told = len(set(placed)) == len(texts) == (3 if three else 2) and 0 not in placed
+    told = len(set(placed)) == len(texts) == 2 and 0 not in placed
     if told and len(blocks) == 1 and not any(found):
         return [(len(texts), sorted(placed).index(place)) for place in placed]
     return found
@@ -285,8 +284,6 @@ def _ordinals(
 
 def _before(played: Mapping[str, frozenset[str]]) -> int:
     """Return the place of a norm among those of its block, as it runs; 0 if words say several."""
-    if played.get("cross") == frozenset(["cross"]):
-        return 5
     block = played.get("block", ())
     return BEFORE.get(next(iter(block), ""), 5) if len(block) < 2 else 0
 
