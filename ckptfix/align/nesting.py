@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import islice
 
-from ckptfix.align.units import CACHED, Signature, Unit, fronts, numbered_part, siblings, words
+from ckptfix.align.units import CACHED, Signature, Unit, fronts, holders, numbered_part, siblings, words
 from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")
+
+_LAST_NUMBER = re.compile(r"\d{1,18}$")
 
 Stack = str
 """The path before a number: ``encoder.layers.``"""
@@ -47,20 +49,20 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
     A pair is left out if shapes allow its blocks no other counterpart. This needs `sides`, which has all units.
     """
     shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
-    for index, (one, other) in enumerate(pairs):
-        theirs = _blocks(other.path)
-        for ours, number in _blocks(one.path):
+    inside = [(_blocks(one.path), _blocks(other.path)) for one, other in pairs]
+    for index, (blocks, theirs) in enumerate(inside):
+        for ours, number in blocks:
             for stack, twin in theirs:
                 shared.setdefault((ours, stack), []).append((number, twin, index))
     homes: tuple[_Homes, _Homes] | None = None
     found: set[int] = set()
     nested: list[tuple[Block, Block]] = []
     for (ours, stack), rows in shared.items():
-        if _is_grid([(number, twin, *pairs[index]) for number, twin, index in rows]):
-            continue
-        cells = dict.fromkeys((number, twin) for number, twin, _ in rows)
+        cells = dict.fromkeys([(number, twin) for number, twin, _ in rows])
         if _nest(cells):
             nested += [((ours, number), (stack, twin)) for number, twin in cells]
+            continue
+        if _is_grid([(number, twin, *pairs[index]) for number, twin, index in rows]):
             continue
         if sides is not None and homes is None:
             homes = _Homes(sides[0]), _Homes(sides[1])
@@ -74,11 +76,22 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
             )
         }
         found.update(index for number, twin, index in rows if (number, twin) not in forced)
-    return found | _overlapping(pairs, nested, sides or ((), ()))
+    shared.clear()  # it may be the largest object of all
+    return found | _overlapping(pairs, inside, nested, sides or ((), ()))
+
+
+def crossing(pairs: Iterable[tuple[Unit, Unit]]) -> set[tuple[Stack, Stack]]:
+    """Return the stacks of the two sides that contain these pairs."""
+    return {
+        (ours, stack) for one, other in pairs for ours, _ in _blocks(one.path) for stack, _ in _blocks(other.path)
+    }
 
 
 def _overlapping(
-    pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[Block, Block]], sides: tuple[Side, Side]
+    pairs: Sequence[tuple[Unit, Unit]],
+    inside: Sequence[tuple[Sequence[Block], Sequence[Block]]],
+    blocks: Iterable[tuple[Block, Block]],
+    sides: tuple[Side, Side],
 ) -> set[int]:
     """Return the indices of the pairs of two blocks that share one although each has a module outside the other.
 
@@ -87,10 +100,10 @@ def _overlapping(
     ``norms.0.1`` may belong to the same block. Nor is ``conv1`` if there is no second number.
     """
     members: tuple[dict[Block, set[int]], dict[Block, set[int]]] = ({}, {})
-    for index, pair in enumerate(pairs):
-        for unit, inside in zip(pair, members, strict=True):
-            for block in _blocks(unit.path):
-                inside.setdefault(block, set()).add(index)
+    for index, both in enumerate(inside):
+        for held, side in zip(both, members, strict=True):
+            for block in held:
+                side.setdefault(block, set()).add(index)
     sizes = [Counter(stack for stack, _ in side) for side in members]
     left = [_unpaired(units, {pair[which] for pair in pairs}) for which, units in enumerate(sides)]
     alike = [Counter(unit.signature for unit in units) for units in sides]
@@ -211,20 +224,35 @@ class Twins:
         links: Iterable[tuple[Unit, Unit]],
         contents: tuple[Contents, Contents],
         known: Iterable[tuple[str, str]] = (),
+        around: Callable[[str], Sequence[str]] = siblings,
     ) -> None:
         found: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
         for ours, twin in known:
             found[0].setdefault(ours, set()).add(twin)
             found[1].setdefault(twin, set()).add(ours)
         for one, other in links:
-            theirs = _filled(other.path, contents[1])
-            for own, ours in _filled(one.path, contents[0]).items():
+            theirs = _filled(around(other.path), contents[1])
+            for own, ours in _filled(around(one.path), contents[0]).items():
                 if own in theirs:
                     found[0].setdefault(ours, set()).add(theirs[own])
                     found[1].setdefault(theirs[own], set()).add(ours)
         self._twins = tuple(
             {front: next(iter(others)) for front, others in side.items() if len(others) == 1} for side in found
         )
+        self._contents = contents
+
+    @cached_property
+    def _lists(self) -> tuple[dict[Stack, list[tuple[int, int]]], dict[Stack, list[tuple[int, int]]]]:
+        return _lists(self._contents[0]), _lists(self._contents[1])
+
+    def _alike(self, ours: str, theirs: str) -> bool:
+        """Return whether two lists have unequal lengths, or equal contents at each place.
+
+        If what is between two stages is in the stage before on one side, and in the stage after on the other, some
+        stages have equal contents and are not the same.
+        """
+        one, other = (side.get(front, ()) for side, front in zip(self._lists, (ours, theirs), strict=True))
+        return len(one) != len(other) or one == other
 
     def say(self, one: Unit, other: Unit) -> int:
         """Return 1 if both are in the same numbered block, -1 if a block or module has the other elsewhere, else 0."""
@@ -236,15 +264,45 @@ class Twins:
         numbered = *fronts(one.path), *fronts(other.path)
         return int(any(front in twins for front in numbered for twins in self._twins))
 
+    def place(self, unit: Unit, which: int, crossing: Collection[tuple[Stack, Stack]]) -> tuple[str, str]:
+        """Return the innermost block that contains a module of a side, 0 or 1, and that has a twin, as pair of both.
+
+        Blocks of two stacks that are `crossing` have none, nor have blocks of lists with different contents, nor
+        have modules without a number that hold one kind of module: queries, keys and values may be held as any three.
+        """
+        for front in reversed(holders(unit.path)):
+            twin = self._twins[which].get(front)
+            if front not in self._contents[which]:
+                continue
+            count, sum_ = self._contents[which][front]
+            if _LAST_NUMBER.search(front) is None and sum_ == count * hash(unit.signature):
+                continue
+            if twin is not None and self._twins[1 - which].get(twin) == front:
+                found = (twin, front) if which else (front, twin)
+                stacks = _LAST_NUMBER.sub("", found[0]), _LAST_NUMBER.sub("", found[1])
+                if stacks not in crossing and self._alike(*stacks):
+                    return found
+        return "", ""
+
     def lists(self, one: Unit, other: Unit) -> bool:
         """Return whether both are at the same place of two lists, because their innermost blocks are the same."""
         ours, theirs = fronts(one.path), fronts(other.path)
         return bool(ours and theirs) and self._twins[0].get(ours[-1]) == theirs[-1]
 
 
-def _filled(path: str, contents: Contents) -> dict[tuple[int, int], str]:
-    """Return content -> block with other modules that contains this one. Keep the inner of two equal nested blocks."""
-    return {contents[front]: front for front in siblings(path) if contents[front][0] > 1}
+def _lists(contents: Contents) -> dict[Stack, list[tuple[int, int]]]:
+    """Return the contents of the blocks of each stack, in order."""
+    found: dict[Stack, list[tuple[int, tuple[int, int]]]] = {}
+    for front, content in contents.items():
+        match = _LAST_NUMBER.search(front)
+        if match is not None:
+            found.setdefault(front[: match.start()], []).append((int(match[0]), content))
+    return {stack: [content for _, content in sorted(rows)] for stack, rows in found.items()}
+
+
+def _filled(fronts: Iterable[str], contents: Contents) -> dict[tuple[int, int], str]:
+    """Return content -> block with other modules, for `fronts` of one module. Keep the inner of two equal ones."""
+    return {contents[front]: front for front in fronts if front in contents and contents[front][0] > 1}
 
 
 def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> set[int]:

@@ -20,6 +20,7 @@ class Link:
 
     Attributes:
         firm: whether words that apply to no other unit of the block support it.
+        turned: whether the numbers of the two paths may count different things, such as layers and experts.
     """
 
     one: Unit
@@ -28,6 +29,7 @@ class Link:
     why: str
     instead: tuple[Unit, ...] = ()
     firm: bool = False
+    turned: bool = False
 
 
 def matching(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from ckptfix.align import assignment
+from ckptfix.align.scores import ENOUGH
 from ckptfix.align.units import words
 
 ROLES: dict[str, dict[str, str]] = {
@@ -31,7 +33,8 @@ ROLES: dict[str, dict[str, str]] = {
     },
     "cross": {
         "self": "self sa",
-        "cross": "cross ca crossattention encdec multihead src encoder_attn encoder_attention enc_attn src_attn",
+        "cross": "cross ca crossattention encdec enc_dec dec_enc multihead src encoder_attn encoder_attention enc_attn "
+        "src_attn",
     },
     "half": {"encoder": "encoder enc down downs", "decoder": "decoder dec up ups"},
     "embedding": {
@@ -45,6 +48,14 @@ ROLES: dict[str, dict[str, str]] = {
     "agent": {"actor": "actor policy", "critic": "critic"},
     "pair": {"student": "student online", "teacher": "teacher target momentum ema"},
     "adversary": {"generator": "generator gen", "discriminator": "discriminator disc"},
+    "ends": {
+        "first": "stem embed embedder embedding embeddings patch init in input in_proj",
+        "last": "final last f head out output classifier",
+    },
+    "recurrent": {
+        "input": "weight_x w_x wx x_h i_h ih weight_ih w_ih input/hidden",
+        "hidden": "weight_h w_h wh h_h h_hh hh weight_hh w_hh hidden/input",
+    },
     "reverse": {"reverse": "reverse backward backwards bw bwd b/f", "forward": "forward forwards fw fwd f/b"},
 }
 """Kind -> part -> its terms. A term is a word, or two words in a row, or ``w1/3``: w1 if w3 is also among the choices
@@ -82,6 +93,9 @@ W123 = frozenset(("w1", "w2", "w3"))
 
 FEEDS = frozenset(["ffn", "mlp", "feed", "ff", "intermediate"])
 """Words of the feed-forward part, whatever words are beside them."""
+
+OUTSIDE = frozenset(["ends"])
+"""Kinds of parts outside of blocks: inside, ``output`` and ``in_proj`` are parts of an attention."""
 
 INSIDE = frozenset(["attention", "gated", "feed-forward", "path", "block", "cross", "inverted", "squeeze"])
 """Kinds of parts inside blocks. Outside of blocks, ``final_norm`` and ``pre_classifier`` do not play such parts."""
@@ -133,13 +147,17 @@ def parts(texts: Sequence[str]) -> list[RoleEvidence]:
     beside = {term: f"{term}/3" for term in W123} if gated else {}
     if _either(own, "f", "b"):
         beside |= {"f": "f/b", "b": "b/f"}
+    if _either(own, "input", "hidden"):
+        beside |= {"input": "input/hidden", "hidden": "hidden/input"}
     if _either(own, "f", "proj"):
         beside |= {"proj": "proj/f", "f": "f/proj"}
     roles = [_roles(counts, beside) for counts in own]
     inside = [_BLOCK.match(text) is not None for text in texts]
     if any(inside):
-        roles = [played if within else {kind: part for kind, part in played.items() if kind not in INSIDE}
+        roles = [{kind: part for kind, part in played.items() if kind not in (OUTSIDE if within else INSIDE)}
                  for played, within in zip(roles, inside, strict=True)]  # fmt: skip
+    else:
+        roles = [{kind: part for kind, part in played.items() if kind not in OUTSIDE} for played in roles]
     if not any(_attends(text, played) for text, played in zip(texts, roles, strict=True)):
         roles = [{kind: part for kind, part in played.items() if kind != "attention"} for played in roles]
     if any(played.get("cross") == frozenset(["cross"]) for played in roles):
@@ -256,12 +274,18 @@ def _ordinals(
         found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
     if not all(re.search("norm|ln", text, re.IGNORECASE) for text in texts):
         return found
-    placed = [BEFORE.get(next(iter(played.get("block", ())), ""), 5) if len(played.get("block", ())) < 2 else 0
-              for played in roles]  # fmt: skip
+    placed = list(map(_before, roles))
     blocks = {match and match[0] for match in map(_BLOCK.match, texts)}
-    if len(texts) == 2 and len(blocks) == 1 and not any(found) and len(set(placed)) == 2 and 0 not in placed:
-        return [(2, int(place == max(placed))) for place in placed]
+    told = len(set(placed)) == len(texts) == 2 and 0 not in placed
+    if told and len(blocks) == 1 and not any(found):
+        return [(len(texts), sorted(placed).index(place)) for place in placed]
     return found
+
+
+def _before(played: Mapping[str, frozenset[str]]) -> int:
+    """Return the place of a norm among those of its block, as it runs; 0 if words say several."""
+    block = played.get("block", ())
+    return BEFORE.get(next(iter(block), ""), 5) if len(block) < 2 else 0
 
 
 def _places(texts: Sequence[str]) -> list[int] | None:
@@ -282,6 +306,30 @@ def scores(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence]) -> list
     both = known[0] & known[1]
     mine, others = ([replace(part, terms=part.terms & both) for part in side] for side in (ours, theirs))
     return [[score(one, other) for other in others] for one in mine]
+
+
+def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the only assignment of as many paths to paths that words and numbers allow; nothing if it is in doubt.
+
+    That one of two layers is called after the whole that has both says nothing: ``c_fc``, ``c_proj`` and ``ffn.b``.
+    """
+    sides = parts(ours), parts(theirs)
+    played = [{(kind, part) for one in side for kind, found in one.roles.items() for part in found} for side in sides]
+    counts = [Counter(kind for kind, _ in side) for side in played]
+    vague = {kind for kind in WHOLES if min(count[kind] for count in counts) < 2}
+    sides = _without(sides[0], vague), _without(sides[1], vague)
+    found = scores(*sides)
+    chosen = assignment.best(found)
+    if loose(*sides, chosen):
+        return []
+    margins = assignment.margins(found, chosen, ENOUGH)
+    rows = list(enumerate(chosen))
+    sure = all(margin >= ENOUGH and found[row][to] >= 0 for (row, to), (margin, _) in zip(rows, margins, strict=True))
+    return rows if sure else []
+
+
+def _without(side: Sequence[RoleEvidence], kinds: Collection[str]) -> list[RoleEvidence]:
+    return [replace(one, roles={kind: part for kind, part in one.roles.items() if kind not in kinds}) for one in side]
 
 
 def score(one: RoleEvidence, other: RoleEvidence) -> float:

@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from ckptfix.align import assignment
 from ckptfix.align.groups import UnitGroup
 
+ENOUGH = 2.5
+"""Margin by which an assignment must beat the next best to be certain. Definition order alone gives 2: it distinguishes
+``query, key, value`` from ``q, k, v``, but also from ``k, v, q``."""
+
 DECIDED = 1.0
 """Margin that words and numbers alone must give: order and place, however good, make nothing certain."""
 

@@ -8,12 +8,18 @@ in each other. A module of the same shapes elsewhere, such as a pooler, is then 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfix.align.units import ModelSide, Unit, natural
+from ckptfix.align import roles
+from ckptfix.align.units import ModelSide, Unit, fronts, natural
 
 _NUMBER = re.compile(r"\d{1,18}")
+
+
+MANIFOLD = 4
+"""Kinds of modules in a block that is recognized without another of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +54,50 @@ def shared(a: ModelSide, b: ModelSide) -> SharedStacks:
             for unit in (unit for template in templates for row in side[template].values() for block in row.values()
                          for unit in block):  # fmt: skip
                 found[unit] = (*found.get(unit, ()), number)
-        if len(ours) == 1:
-            blocks += _same_place(sides[0][ours[0]], sides[1][theirs[0]])
+        pairs = [(0, 0)] if len(ours) == 1 else roles.told(*(_labels(templates) for templates in (ours, theirs)))
+        for row, to in pairs:
+            blocks += _same_place(sides[0][ours[row]], sides[1][theirs[to]])
+    blocks += _in_order(sides, {block for block, _ in blocks})
     return SharedStacks(found, tuple(blocks))
+
+
+def _in_order(sides: tuple[dict[str, Stacks], dict[str, Stacks]], known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the manifold blocks of lists that hold something else too, or that are divided otherwise, in order.
+
+    If one template has the blocks of a content on each side, or words tell which of the other side's it is, and both
+    have equally many, they are the same in the order of their numbers. Blocks that hold blocks are left out: what is
+    between two stages may be part of the one or of the other.
+    """
+    by_content = _manifold(sides[0]), _manifold(sides[1])
+    for content, ours in by_content[0].items():
+        theirs = by_content[1].get(content, {})
+        names = [*ours], [*theirs]
+        if len(ours) != len(theirs) or any(block in known for rows in ours.values() for block in rows):
+            continue
+        pairs = [(0, 0)] if len(ours) == 1 else roles.told(*map(_labels, names))
+        for row, to in pairs:
+            rows = [sorted(side[name], key=natural) for side, name in ((ours, names[0][row]), (theirs, names[1][to]))]
+            if len(rows[0]) == len(rows[1]):
+                yield from zip(*rows, strict=True)
+
+
+def _manifold(side: dict[str, Stacks]) -> dict[Hashable, dict[str, list[str]]]:
+    """Return content -> template -> blocks of this content that hold no blocks, but several kinds of modules."""
+    found: dict[Hashable, dict[str, list[str]]] = {}
+    for template, stacks in side.items():
+        for front, blocks in stacks.items():
+            for number, block in blocks.items():
+                name = f"{front}{number}"
+                if _kinds(block) < MANIFOLD:
+                    continue
+                inner = Counter(holder for unit in block for holder in fronts(unit.path) if len(holder) > len(name))
+                if max(inner.values(), default=0) < 2:
+                    found.setdefault(_alike(block), {}).setdefault(template, []).append(name)
+    return found
+
+
+def _labels(templates: Sequence[str]) -> list[str]:
+    return [template.removesuffix(".") for template in templates]
 
 
 def _same_place(ours: Stacks, theirs: Stacks) -> Iterator[tuple[str, str]]:
@@ -80,13 +127,23 @@ def _templates(side: ModelSide) -> dict[str, Stacks]:
 
 
 def _content(stacks: Stacks) -> Hashable | None:
-    """Return the contents of the blocks of each stack; None if these are not several blocks of several modules."""
+    """Return the contents of the blocks of each stack; None if these are not blocks of several modules.
+
+    A block by itself counts if it is as manifold as that of a transformer: others may have its contents by chance.
+    """
     rows = []
     for blocks in stacks.values():
         if min(map(len, blocks.values())) < 2:
             return None
         rows.append(tuple(sorted(map(_alike, blocks.values()))))
-    return tuple(sorted(rows)) if max(map(len, rows)) > 1 else None
+    alone = max(map(len, rows)) == 1
+    if alone and min(_kinds(block) for blocks in stacks.values() for block in blocks.values()) < MANIFOLD:
+        return None
+    return tuple(sorted(rows))
+
+
+def _kinds(block: Sequence[Unit]) -> int:
+    return len({unit.signature for unit in block})
 
 
 def _alike(block: Sequence[Unit]) -> tuple[int, int]:

@@ -19,13 +19,14 @@ from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
 from ckptfix.align.groups import MOST, Sides, UnitGroup, alike, buckets, levelled, lonely_units
 from ckptfix.align.groups import groups as by_template
+from ckptfix.align.inside import settle
 from ckptfix.align.levels import surroundings, turned
 from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
 from ckptfix.align.result import Matching
 from ckptfix.align.roles import RoleEvidence, singular
-from ckptfix.align.same_names import same_names, same_values
-from ckptfix.align.scores import ordered_alike, ranks, same_block, undecided, unlike
+from ckptfix.align.same_names import trusted
+from ckptfix.align.scores import ENOUGH, ordered_alike, ranks, same_block, undecided, unlike
 from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
 from ckptfix.align.units import ModelSide, Unit, counted, fronts, side, words
@@ -118,10 +119,6 @@ def scoped(key: Callable[[Unit], Hashable], within: Mapping[Unit, Hashable]) -> 
     return both
 
 
-ENOUGH = 2.5
-"""Margin by which an assignment must beat the next best to be certain. Definition order alone gives 2: it distinguishes
-``query, key, value`` from ``q, k, v``, but also from ``k, v, q``."""
-
 SUPPORT = 3.0
 """Score that names must give a pair if one side has more modules of these shapes than the other."""
 
@@ -149,7 +146,7 @@ def match(
 ) -> Matching:
     """Match by structure; see `ckptfix.align.match.match`."""
     state = AlignState(side(source), side(target))
-    state.add(same_values(state.a, state.b, proven) if proven else same_names(state.a, state.b))
+    state.add(trusted(state.a, state.b, proven or {}))
     held = reshaped(state.a.units, state.b.units) if reshape else frozenset()
     stacks = shared(state.a, state.b)
     state.blocks = stacks.blocks
@@ -158,6 +155,9 @@ def match(
     if reshape:
         _by_class(state, scoped(flat, stacks.scopes))
     _doubt_blocks(state)
+    kept = {unit for unit in state.a.units if flat(unit) in held} if held else ()
+    if state.compared <= COMPARED and settle(state, kept):
+        _doubt_blocks(state)
     _name_rivals(state)
     return matching(state.links, (state.a, state.b), source, target)
 
@@ -427,6 +427,7 @@ def _instances(
             for index, (unit, twin) in enumerate(zip(one.units, twins, strict=True))
         ]
         for link in links:
+            link.turned = bool(doubts)
             if link.other in doubts:
                 link.instead = link.instead or (doubts[link.other],)
         if doubt:

@@ -190,7 +190,7 @@ ADAPTER_OF_TORCHTUNE = re.compile(r"(?:^|\.)layers\.\d+\.attn\.\w+\.lora_[ab]\."
 FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
     ("qkv", (*FUSED_QKV, *HEAD_BY_HEAD, *UNTOLD), _SPLIT_QKV),
     ("kv", ("kv", "kv_proj", "to_kv"), tuple(split[1:] for split in _SPLIT_QKV)),
-    ("gate-up", ("gate_up_proj",), (("gate_proj", "up_proj"), ("w1", "w3"), ("fc_1", "fc_2"))),
+    ("gate-up", ("gate_up_proj",), (("gate_proj", "up_proj"), ("w1", "w3"), ("fc_1", "fc_2"), ("gate", "up"))),
     ("gate-up of xformers", ("w12",), (("w1", "w2"),)),
 )
 """Family, fused modules, and the parts that they may be split into, in the order of the fused tensor's rows. Those of

@@ -1,16 +1,19 @@
-"""Pairs proven by equal bytes: a target with weights of the same model shares most of its tensors with the source.
+"""Pairs proven by equal bytes: of a copy most tensors are equal, of a model with frozen layers these.
 
-A probe comes first: the largest tensors of a few shapes. Only copies of a model share any of these; if none are equal,
-nothing more is read. A tensor that equals several others, such as zeros or ones, proves nothing.
+A probe comes first: the largest tensors of a few shapes. If none are equal, the first bytes of the larger tensors are
+compared: frozen layers and shared embeddings are found so. A tensor that equals several others, or that holds one
+number throughout, such as zeros or ones, proves nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ckptfix.align.units import number_kind
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.elements.reader import content
 from ckptfix.io.source import Readers
-from ckptfix.ops.diff.content import find_renamed
+from ckptfix.ops.diff.content import HEAD, RenamedTensors, find_renamed, leaves
 from ckptfix.ops.target.targets import ExpectedModel
 
 PROBED = 4
@@ -19,12 +22,16 @@ PROBED = 4
 FEW = 64
 """The most tensors of one shape, on each side, that are probed; a shape with more is not probed."""
 
+FROZEN = 1024
+"""The fewest elements of a tensor that proves a pair by itself: shorter ones may be equal by chance, or be computed.
+Also the most tensors of a side whose first bytes are compared to find these."""
+
 MOST = 0.5
 """Share of equal tensors, on the smaller side, from which the two sides are copies of one model."""
 
 
 def same_values(source: ExpectedModel, target: ExpectedModel) -> dict[str, str]:
-    """Pair tensors that have equal bytes and no other equal, if most tensors have an equal one.
+    """Pair tensors that have equal bytes and no other equal: all if most have an equal one, otherwise long ones.
 
     Raises:
         Truncated, DamagedFile: a file lacks data that it promises.
@@ -36,17 +43,36 @@ def same_values(source: ExpectedModel, target: ExpectedModel) -> dict[str, str]:
         return {}
     with Readers() as readers:
 
-        def equal(ours: Sequence[TensorEntry], theirs: Sequence[TensorEntry]) -> list[tuple[str, str, bool]]:
+        def equal(ours: Sequence[TensorEntry], theirs: Sequence[TensorEntry]) -> list[RenamedTensors]:
             assert source.checkpoint is not None and target.checkpoint is not None
             rows, _ = find_renamed(source.checkpoint, target.checkpoint, ours, theirs, readers, trust_crc=False)
-            return [(row.a.key, row.b.key, row.of_several) for row in rows]
+            return [row for row in rows if not _is_constant(row.a, source.checkpoint.byteorder, readers)]
 
-        if not equal(*_probe(*sides)):
+        copies = bool(equal(*_probe(*sides)))
+        if not copies:
+            sides = _long(sides[0]), _long(sides[1])
+        if not copies and max(map(len, sides)) > FROZEN:
             return {}
         found = equal(*sides)
-    if len(found) < MOST * min(map(len, sides)):
-        return {}
-    return {ours: theirs for ours, theirs, several in found if not several}
+    if not copies or len(found) < MOST * min(map(len, sides)):
+        found = [row for row in found if _long([row.a])]
+    return {row.a.key: row.b.key for row in found if not row.of_several}
+
+
+def _long(entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+    """Return the tensors of real numbers that are equal only if one was copied from the other."""
+    return [entry for entry in entries if entry.numel >= FROZEN and number_kind(entry.dtype) == "float"]
+
+
+def _is_constant(entry: TensorEntry, byteorder: str, readers: Readers) -> bool:
+    """Return whether a tensor begins with one element throughout, up to `HEAD` bytes of each part."""
+    for part in leaves(entry):
+        place = content(part, byteorder)
+        size = max(1, place.nbytes // max(1, part.numel))
+        head = b"".join(place.chunks(readers, HEAD))
+        if head != head[:size] * (len(head) // size):
+            return False
+    return True
 
 
 def _own(side: ExpectedModel) -> list[TensorEntry]:

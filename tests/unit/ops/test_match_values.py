@@ -78,6 +78,31 @@ def test_a_few_equal_tensors_prove_nothing(tmp_path: Path) -> None:
     assert "same values" not in {pair.why for pair in found.pairs}
 
 
+def fine_tuned(width: int = 32) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Two models from one base whose first layer, with the embedding, was frozen; the other layers were trained."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = {f"layers.{at}.{part}.weight": (width, width) for at in range(3) for part in "qkvo"}
+    one = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    other = {name: tensor if ".0." in name else tensor + 0.01 for name, tensor in one.items()}
+    return one, other
+
+
+def test_frozen_layers_prove_their_pairs(tmp_path: Path) -> None:
+    """Names that say nothing about the frozen layer are told by its values, and the rest stays in doubt."""
+    one, other = fine_tuned()
+    found = matched(tmp_path, one, renamed(other)).matching
+    proven = {pair.source: pair.target for pair in found.pairs if pair.why == "same values"}
+    assert proven == {name: blunt(name) for name in one if ".0." in name}
+
+
+def test_equal_constants_prove_nothing(tmp_path: Path) -> None:
+    one, other = fine_tuned()
+    one["layers.1.q.weight"] = torch.full((32, 32), 0.5)
+    other["layers.2.v.weight"] = torch.full((32, 32), 0.5)
+    found = matched(tmp_path, one, renamed(other)).matching
+    assert {pair.source for pair in found.pairs if pair.why == "same values"} == {name for name in one if ".0." in name}
+
+
 def test_ones_everywhere_prove_nothing(tmp_path: Path) -> None:
     state = {name: torch.ones_like(tensor) if "norm" in name else tensor for name, tensor in weights().items()}
     state |= {name.replace("norm", "ln"): tensor for name, tensor in state.items() if "norm" in name}

@@ -1,0 +1,211 @@
+"""The way down the tree of names: modules in doubt are assigned inside of blocks that are known to correspond.
+
+The classes of `structure` hold the modules of a shape from the whole model. Once certain modules show that two blocks
+are the same, the modules of these blocks have their counterparts in each other, and few are left to choose between:
+the one that is left, the one that belongs to a certain sibling, or the one that words distinguish from the others
+in its block. That in turn may show that further blocks are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+
+from ckptfix.align import roles
+from ckptfix.align.nesting import Twins, crossing
+from ckptfix.align.pairs import Link
+from ckptfix.align.state import AlignState
+from ckptfix.align.units import Unit, holders
+
+ROUNDS = 6
+"""Times that what has become certain is used again. Each settles a level of the tree."""
+
+MOST = 16
+"""Modules of a shape in one block that are told apart by words."""
+
+WHY = "beside certain ones"
+"""Reason for pairing modules whose siblings are certain."""
+
+Place = tuple[str, str]
+"""Two blocks that are the same, one of each side; empty for what is in no such block."""
+
+NOWHERE: Place = ("", "")
+
+Sides = tuple[list[Unit], list[Unit]]
+
+
+def settle(state: AlignState, held: Collection[Unit] = ()) -> bool:
+    """Make links certain whose modules have one counterpart left inside of their blocks; return whether any was made.
+
+    Args:
+        held: modules whose counterparts may have other shapes.
+    """
+    changed = False
+    across: set[tuple[str, str]] | None = None
+    for _ in range(ROUNDS):
+        if not any(link.instead for link in state.links):
+            return changed
+        if across is None:
+            across = crossing((link.one, link.other) for link in state.links if link.turned)
+        sure = {link.one: link.other for link in state.links if not link.instead}
+        twins = Twins(sure.items(), (state.a.contents, state.b.contents), state.blocks, holders)
+        beside = _Companions(state.a.units), _Companions(state.b.units)
+        found: dict[Unit, Unit] = {}
+        for place, ours, theirs in _rows(state, sure, partial(twins.place, crossing=across), held):
+            found |= _decided(ours, theirs, place, sure, beside)
+        if not found:
+            return changed
+        _apply(state, found)
+        changed = True
+    return changed
+
+
+def _rows(
+    state: AlignState, sure: Mapping[Unit, Unit], place_of: Callable[[Unit, int], Place], held: Collection[Unit]
+) -> Iterator[tuple[Place, list[Unit], list[Unit]]]:
+    """Yield the modules of a shape and a place that are not certain, if the two sides are each other's counterparts."""
+    mixed = {kind for link in state.links if link.instead and (link.one in held or _kind(link.one) != _kind(link.other))
+             for kind in (_kind(link.one), _kind(link.other))}  # fmt: skip
+    done = sure.keys(), set(sure.values())
+    rows: dict[tuple[Hashable, Place], Sides] = {}
+    for which, units in enumerate((state.a.units, state.b.units)):
+        for unit in units:
+            if unit.slots and unit not in done[which] and (kind := _kind(unit)) not in mixed:
+                rows.setdefault((kind, place_of(unit, which)), ([], []))[which].append(unit)
+    uneven = {kind for (kind, _), (ours, theirs) in rows.items() if len(ours) != len(theirs)}
+    for (kind, place), (ours, theirs) in rows.items():
+        if len(ours) == len(theirs) and (place != NOWHERE or kind not in uneven):
+            yield place, ours, theirs
+
+
+def _kind(unit: Unit) -> Hashable:
+    """Return a key for the modules that may be each other's counterpart; a lone tensor may have any name."""
+    return unit.signature if len(unit.slots) > 1 else next(iter(unit.signature), ("",))[1:]
+
+
+def _decided(
+    ours: Sequence[Unit],
+    theirs: Sequence[Unit],
+    place: Place,
+    sure: Mapping[Unit, Unit],
+    beside: tuple[_Companions, _Companions],
+) -> dict[Unit, Unit]:
+    """Return the certain pairs of `ours` and `theirs`, whose counterparts are each other's."""
+    labels = [
+        [f"{{}}{unit.path[len(front) :]}" if front else unit.path for unit in units]
+        for units, front in zip((ours, theirs), place, strict=True)
+    ]
+    if len(ours) == 1:
+        contrary = roles.score(*(roles.parts(texts)[0] for texts in labels)) < 0
+        return {} if contrary else {ours[0]: theirs[0]}
+    known = dict(_by_companion(ours, theirs, sure, beside))
+    if place == NOWHERE:
+        once = _once(ours), _once(theirs)
+        known = {one: other for one, other in known.items() if one in once[0] and other in once[1]}
+    if known and (len(known) == len(ours) or place == NOWHERE):
+        return known
+    if len(ours) > MOST or (place == NOWHERE and any(len(_once(units)) < len(units) for units in (ours, theirs))):
+        return {}
+    return {ours[row]: theirs[column] for row, column in roles.told(*labels)}
+
+
+def _once(units: Sequence[Unit]) -> set[Unit]:
+    """Return the modules that are not those of several blocks, which words do not tell apart."""
+    counts = Counter(unit.template for unit in units)
+    return {unit for unit in units if counts[unit.template] == 1}
+
+
+def _by_companion(
+    ours: Sequence[Unit],
+    theirs: Sequence[Unit],
+    sure: Mapping[Unit, Unit],
+    beside: tuple[_Companions, _Companions],
+) -> Iterator[tuple[Unit, Unit]]:
+    """Yield the pairs of modules that belong to two modules which are certainly each other's counterpart."""
+    for unit in ours:
+        other = beside[0].of(unit)
+        twin = beside[1].of(sure[other]) if other is not None and other in sure else None
+        if twin is not None and twin in theirs:
+            yield unit, twin
+
+
+class _Companions:
+    """Modules that belong together: a norm and its convolution.
+
+    They are alone in one module, have the same number in a block (``conv1`` and ``bn1``), or take turns in a list.
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._found: dict[Unit, Unit] = {}
+        homes: dict[str, list[Unit]] = {}
+        for unit in units:
+            if unit.slots:
+                homes.setdefault(unit.path.rpartition(".")[0], []).append(unit)
+        under = Counter(holder for unit in units if unit.slots for holder in holders(unit.path))
+        for home, inside in homes.items():
+            if home and len(inside) == 2 == under[home]:
+                self._add(*inside)
+        for home, inside in homes.items():
+            self._take_turns(home, inside)
+        numbered: dict[tuple[str, str], list[Unit]] = {}
+        for unit in units:
+            found = _NUMBERED.fullmatch(unit.path)
+            if unit.slots and unit not in self._found and found is not None:
+                numbered.setdefault((found["home"], found["number"] or found["letter"]), []).append(unit)
+        for pair in numbered.values():
+            if len(pair) == 2:
+                self._add(*pair)
+
+    def of(self, unit: Unit) -> Unit | None:
+        """Return the companion of a module, or None."""
+        return self._found.get(unit)
+
+    def _add(self, one: Unit, other: Unit) -> None:
+        if _is_matrix(one) != _is_matrix(other):
+            self._found[one], self._found[other] = other, one
+
+    def _take_turns(self, home: str, inside: Sequence[Unit]) -> None:
+        """Pair the modules of a list that holds a norm and a matrix in turn."""
+        order = {int(last): unit for unit in inside if (last := unit.path[len(home) :].lstrip(".")).isdecimal()}
+        if len(order) != len(inside) or len(inside) % 2:
+            return
+        run = [order[at] for at in sorted(order)]
+        pairs = list(zip(run[::2], run[1::2], strict=True))
+        if all(_is_matrix(one) != _is_matrix(other) for one, other in pairs):
+            for one, other in pairs:
+                self._add(one, other)
+
+
+_NUMBERED = re.compile(r"(?P<home>(?:.*\.)?)[A-Za-z_]+(?:\.?(?P<number>\d+)|_(?P<letter>[a-h]))")
+"""A module with a number or letter of its own, or in a list of its own: ``conv1``, ``conv_a``, ``convs.0``."""
+
+
+def _is_matrix(unit: Unit) -> bool:
+    return any(len(slot.shape) > 1 for slot in unit.slots.values())
+
+
+def _apply(state: AlignState, found: Mapping[Unit, Unit]) -> None:
+    """Make the links that were found certain, and keep the others of these modules in doubt among what is left."""
+    taken = set(found.values())
+    open_ = [link for link in state.links if link.instead and link.one not in found]
+    state.links[:] = [link for link in state.links if not link.instead]
+    state.add(Link(one, other, 0.9, WHY) for one, other in found.items())
+    free = {link.other: None for link in open_ if link.other not in taken}
+    left: dict[Hashable, list[Unit]] = {}
+    for unit in state.b.units:
+        left.setdefault(_kind(unit), []).append(unit)
+    gone = taken | {link.other for link in state.links}
+    for link in open_:
+        rest = [unit for unit in left[_kind(link.other)] if unit not in gone]
+        if link.other in taken:
+            other = next((unit for unit in rest if unit not in free), None)
+            if other is None:
+                continue
+            link.other = other
+            free[other] = None
+        rivals = [unit for unit in link.instead if unit in rest and unit is not link.other]
+        rivals = rivals or [unit for unit in rest if unit is not link.other][:1]
+        link.instead = tuple(rivals) or (link.other,)
+        state.add([link])

@@ -1,0 +1,74 @@
+"""Modules in doubt are told inside of blocks that certain modules show to be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from ckptfix.align import roles
+from ckptfix.align.match import match
+from ckptfix.names.slots import Slot
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+WEIGHTS = {"conv": (4, 4, 3, 3), "norm": (4,), "qkv": (12, 4), "o": (4, 4), "fc1": (8, 4), "fc2": (4, 8)}
+
+
+def slots(shapes: Shapes) -> list[Slot]:
+    return [Slot(f"{name}.weight", shape, "float32") for name, shape in shapes.items()]
+
+
+def answered(pairs: Mapping[str, str], shapes: Shapes, order: list[str] | None = None) -> bool:
+    """Whether all of `pairs` is certain, after no certain pair was wrong."""
+    theirs = {other: shapes[one] for one, other in pairs.items()}
+    found = match(slots(shapes), slots({name: theirs[name] for name in order or sorted(theirs)}))
+    sure = {pair.source: pair.target for pair in found.pairs if not pair.instead}
+    assert all(pairs[one.removesuffix(".weight")] == other.removesuffix(".weight") for one, other in sure.items())
+    return found.complete
+
+
+def test_a_norm_belongs_to_the_convolution_in_its_module() -> None:
+    """Both norms are outside of the blocks; the convolution beside one of them is the only one of its shape."""
+    stem = {"conv1": "net.entry.convolution", "bn1": "net.entry.normalization", "norm": "net.normalization"}
+    body = {f"layers.{at}.fc1": f"net.h.{at}.lin" for at in range(2)}
+    shapes = {"conv1": (4, 3, 7, 7), "bn1": (4,), "norm": (4,)} | dict.fromkeys(body, (8, 4))
+    assert answered(stem | body, shapes)
+
+
+@pytest.mark.parametrize("towers", [("text", "vision"), ("encoder", "decoder")])
+def test_norms_of_blocks_are_told_in_each_tower(towers: tuple[str, str]) -> None:
+    parts = {"norm1": ("attention_norm", "norm"), "qkv": ("attention.wqkv", "qkv"), "o": ("attention.wo", "o"),
+             "norm2": ("ffn_norm", "norm"), "fc1": ("ffn.lin1", "fc1"), "fc2": ("ffn.lin2", "fc2")}  # fmt: skip
+    pairs = {f"{tower}.h.{at}.{part}": f"net.{tower}.layers.{at + 1}.{other}"
+             for tower in towers for at in range(2) for part, (other, _) in parts.items()}  # fmt: skip
+    shapes = {name: WEIGHTS[parts[name.rpartition(".")[2]][1]] for name in pairs}
+    assert answered(pairs, shapes)
+
+
+def test_inputs_and_hidden_states_of_recurrent_layers() -> None:
+    pairs = {f"fwd.layers.{at}.{one}": f"f.cells.{at}.{other}"
+             for at in range(2) for one, other in (("i2h", "wx"), ("h2h", "wh"))}  # fmt: skip
+    assert answered(pairs, dict.fromkeys(pairs, (16, 4)))
+
+
+def test_what_is_between_two_stages_may_be_part_of_either() -> None:
+    """Stage 0 with the transition has the contents of stage 1 with it, and is another stage."""
+    block = ("norm", "qkv", "o", "fc1", "fc2")
+    pairs = {f"stages.{stage}.0.{part}": f"levels.{stage}.0.{part}" for stage in range(2) for part in block}
+    shapes = {name: WEIGHTS[name.rpartition(".")[2]] for name in pairs}
+    pairs["stages.0.trans.o"], shapes["stages.0.trans.o"] = "levels.1.trans.o", (4, 4)
+    answered(pairs, shapes)
+
+
+def test_three_projections_in_one_module_are_not_any_three() -> None:
+    """One side has query, key and value in a module; the other has query, value and output in one."""
+    parts = {"attention.self.query": "self_attn.q_proj", "attention.self.key": "zanpel",
+             "attention.self.value": "self_attn.v_proj", "attention.output.dense": "self_attn.out_proj"}  # fmt: skip
+    pairs = {f"layer.{at}.{one}": f"h.{at}.{other}" for at in range(2) for one, other in parts.items()}
+    answered(pairs, dict.fromkeys(pairs, (4, 4)))
+
+
+def test_a_word_for_the_whole_tells_no_part_of_it() -> None:
+    assert not roles.told(["{}.mlp.c_fc", "{}.mlp.c_proj"], ["{}.ffn.lin2", "{}.fimjup"])
+    assert roles.told(["{}.attention_norm", "{}.ffn_norm"], ["{}.norm2", "{}.norm1"]) == [(0, 1), (1, 0)]
