@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from threads.latest import LATEST
 from threads.newer import NEWER
 from threads.others import OTHERS
 from threads.reports import REPORTS, Report
@@ -20,6 +22,8 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.message_names import listed
 from ckptfix.ops.chain import function_of
 from ckptfix.ops.doctor.report import Diagnosis
+
+EVERY = (*REPORTS, *NEWER, *LATEST)
 
 
 def diagnosed(thread: Thread, folder: Path) -> Diagnosis:
@@ -98,7 +102,7 @@ def test_most_threads_are_solved() -> None:
         assert counts[True] >= 0.6 * len(rows)
 
 
-@pytest.mark.parametrize("report", (*REPORTS, *NEWER), ids=lambda report: report.url)
+@pytest.mark.parametrize("report", EVERY, ids=lambda report: report.url)
 def test_the_first_answer_to_a_report(report: Report, tmp_path: Path) -> None:
     path = report.build(tmp_path)
     done = ckptfix.doctor(path, error=report.message)
@@ -125,12 +129,15 @@ def shapes_of(path: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in made.items() if isinstance(value, torch.Tensor)}
 
 
-def test_most_reports_are_solved() -> None:
-    counts = Counter(row.outcome in ("solved", "python", "merged") for row in REPORTS if row.scope)
-    assert counts[True] >= 0.6 * counts.total() and counts[True] > 0.6 * len(REPORTS)
+@pytest.mark.parametrize("rows", [REPORTS, NEWER, LATEST], ids=["reports", "newer", "latest"])
+def test_most_reports_are_solved(rows: Sequence[Report]) -> None:
+    """At least six of ten threads that a file can cure are solved by the first answer, and no other has a command."""
+    counts = Counter(row.outcome in ("solved", "python", "merged") for row in rows if not row.beyond)
+    assert counts[True] >= 0.6 * counts.total()
+    assert all(row.outcome.startswith("said:") for row in rows if row.beyond)
 
 
-@pytest.mark.parametrize("report", (*REPORTS, *NEWER), ids=lambda report: report.url)
+@pytest.mark.parametrize("report", EVERY, ids=lambda report: report.url)
 @pytest.mark.campaign
 def test_fix_does_what_follows_from_the_message(report: Report, tmp_path: Path) -> None:
     refuse_or_solve(report, tmp_path)

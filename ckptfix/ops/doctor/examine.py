@@ -239,7 +239,7 @@ def _examined(
     if any(finding.id in ("one-rank", "flat-parameters", "tensor-class") for finding in ordered):
         # Plain values of one rank would load, but are not a model, which needs the files of all ranks. Plain values of
         # a library's tensors are only their parts.
-        remedies = [_without(row, "sanitize") for row in remedies]
+        remedies = [_without(_without(row, "sanitize"), "unwrap") for row in remedies]
     if checkpoint is not None:
         remedies = _that_work(checkpoint, ordered, remedies)
     done = tuple(_told(finding, row) for finding, row in zip(ordered, remedies, strict=True))
