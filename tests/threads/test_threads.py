@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from threads.latest import LATEST
 from threads.newer import NEWER
 from threads.others import OTHERS
-from threads.reports import REPORTS, Report
-from threads.threads import HELD_OUT, THREADS, Thread
+from threads.reports import REPORTS, Report, distributed, nf4, zeros
+from threads.threads import HELD_OUT, THREADS, Thread, lora
 
 import ckptfix
 from ckptfix.errors import CkptfixError
@@ -122,6 +122,38 @@ def test_the_first_answer_to_a_report(report: Report, tmp_path: Path) -> None:
         said = "nothing" if done.cause is None else f"said:{done.cause.id}"
         assert report.outcome == said
         assert not done.message or not done.message.solved
+        assert not chain or not report.beyond  # a command would be taken for the cure
+
+
+@pytest.mark.parametrize(("saved", "asked", "words"), [("model", "layer.weight", "deeper, in its dict 'model'"),
+                                                       ("", "net.layer.weight", "without the level 'net'")])
+def test_a_level_of_a_distributed_checkpoint(tmp_path: Path, saved: str, asked: str, words: str) -> None:
+    state = zeros({"layer.weight": (4, 4)})
+    path = distributed(**{saved: state} if saved else state)(tmp_path)
+    done = ckptfix.doctor(path, error=f"RuntimeError: Missing key in checkpoint state_dict: {asked}.")
+    assert words in done.sentence and done.advice is not None and "state_dict}" in done.advice and not done.chain
+
+
+def test_codes_and_a_model_of_plain_weights(tmp_path: Path) -> None:
+    want = {"model.layers.0.mlp.down_proj.weight": (32, 64), "model.norm.weight": (32,)}
+    torch.save(zeros(want), tmp_path / "want.pt")
+    (line,) = ckptfix.doctor(nf4(tmp_path), like=tmp_path / "want.pt").chain
+    function_of(line.step.command)(line.source, line.dest, **line.step.keywords())
+    assert shapes_of(line.dest) == want
+
+
+def test_an_adapter_and_a_model_whose_rows_have_another_order(tmp_path: Path) -> None:
+    """The model has the weights of its base too, which no adapter has."""
+    have = lora("base_model.model.model.")
+    torch.save(zeros(have), tmp_path / "adapter.pt")
+    want = {name.replace("self_attn", "attn").replace("lora_A", "lora_a").replace("lora_B", "lora_b").removeprefix(
+            "base_model.model.model."): shape for name, shape in have.items()}  # fmt: skip
+    base = {f"layers.{n}.attn.{part}_proj.weight": (8, 8) for n in range(2) for part in "qv"}
+    torch.save(zeros({**want, **base}), tmp_path / "want.pt")
+    advice = ckptfix.doctor(tmp_path / "adapter.pt", like=tmp_path / "want.pt").advice or ""
+    assert "--heads N --partial" in advice
+    ckptfix.match(tmp_path / "adapter.pt", tmp_path / "out.pt", like=tmp_path / "want.pt", heads=4, partial=True)
+    assert shapes_of(str(tmp_path / "out.pt")) == want
 
 
 def shapes_of(path: str) -> dict[str, tuple[int, ...]]:
