@@ -150,7 +150,8 @@ def test_data_that_is_not_aligned_is_moved(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     safetensors.torch.save_file({"w": torch.ones(3)}, path, {"format": "pt", "rank": "4"})
     data = path.read_bytes()
-    path.write_bytes((int.from_bytes(data[:8], "little") + 3).to_bytes(8, "little") + data[8:].replace(b"}}", b"}}   ", 1))
+    longer = (int.from_bytes(data[:8], "little") + 3).to_bytes(8, "little")
+    path.write_bytes(longer + data[8:].replace(b"}}", b"}}   ", 1))
     (words,) = json.loads(cli("doctor", path, "--json").stdout)["fixes"]
     assert words[1] == "repair" and cli(*words[1:]).exit_code == 0
     with safetensors.safe_open(words[3], "pt") as made:
