@@ -24,7 +24,8 @@ from ckptfix.ops.writing import WriteOptions
         ["--nest"],
         metavar="NAME[=PREFIX]",
         multiple=True,
-        help="Write a dict of state dicts: the keys under PREFIX (by default NAME) become the dict NAME; repeatable.",
+        help="Write a dict of state dicts: the keys under PREFIX (by default NAME) become the dict NAME, and with "
+        "NAME= all keys; repeatable.",
     ),
     click.Option(
         ["--to"],

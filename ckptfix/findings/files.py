@@ -265,7 +265,7 @@ CONTAINERS: tuple[FindingKind, ...] = (
     FindingKind(
         "misaligned-data", "warning", "the tensor data does not begin at a multiple of 8 bytes",
         "safetensors pads its header so that the data is aligned; some readers refuse unaligned data.",
-        (E.DATA_LENGTH,), step("convert", to="zip"),
+        (E.DATA_LENGTH,), _REPAIR,
     ),
     FindingKind(
         "no-version", "error", "the archive has no version record",

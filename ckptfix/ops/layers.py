@@ -23,7 +23,7 @@ from ckptfix.formats import FORMATS
 from ckptfix.formats.foreign.archives import tar_members
 from ckptfix.formats.members import CHECKPOINTS
 from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.signs import is_tar_header
+from ckptfix.formats.signs import Beginning, is_tar_header
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.io.layers import MAX_RATIO, Packing, Unpacked, any_packing_of, packing_of
@@ -212,7 +212,8 @@ def _tar(path: str, place: Folder) -> Layer | None:
         head = reader.read(0, min(HEAD, reader.size))
         if len(head) < 512 or not is_tar_header(head[:512]):
             return None
-        if any(format.score(path, head, reader.size) for format in FORMATS.of(folder=False)):
+        able = FORMATS.possible(Beginning(path, head, reader.size), folder=False)
+        if any(format.score(path, head, reader.size) for format in able):
             return None
         rows = [row for row in tar_members(reader, MAX_MEMBERS) if row[2] > 0 and not is_noise(row[0])]
         likely = [row for row in rows if row[0].lower().endswith(CHECKPOINTS)]

@@ -147,7 +147,7 @@ def rows(path: str, *, check: bool = False) -> list[ListedCheckpoint]:
     if check and found_as(path) == "folder":
         from ckptfix.ops.doctor import runs
 
-        done = runs.diagnosis_of(path)
+        done = runs.diagnosis_of(path, fast=True)
     judged = {} if done is None or done.run is None else {one.path: one for one in done.run.checkpoints}
     found = list(checkpoints(path))
     found += [inner for inner in judged if inner not in found]

@@ -133,9 +133,9 @@ def map_location(
             kept = ", ".join(f"{count} on {location}" for location, count in moves.kept.items())
             line = f"moved {rows}" + (f"; left {kept}" if kept else "")
         else:
-            here = ", ".join(checkpoint.devices) or "no device"
             already = " already" if isinstance(target, str) else ""
-            line = f"nothing to do: the tensors are on {here}{already}"
+            here = f"the tensors are on {', '.join(checkpoint.devices)}{already}"
+            line = f"nothing to do: {here if checkpoint.devices else 'no tensor of the file is on a device'}"
         lines = (line + copy_note(not moves.moved),)
         return Draft(
             result=partial(RelocateResult, moved=moves.moved, kept=moves.kept),

@@ -144,3 +144,16 @@ def test_an_optimizer_s_lost_tensors_are_counted(cli: Cli, tmp_path: Path) -> No
     assert result.exit_code == 3
     first = (result.stdout + result.stderr).splitlines()[0]
     assert re.search(r"lost \d+: (model/fc\.weight and )?\d+ of optimizer$", first), first
+
+
+def test_data_that_is_not_aligned_is_moved(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(3)}, path, {"format": "pt", "rank": "4"})
+    data = path.read_bytes()
+    longer = (int.from_bytes(data[:8], "little") + 3).to_bytes(8, "little")
+    path.write_bytes(longer + data[8:].replace(b"}}", b"}}   ", 1))
+    (words,) = json.loads(cli("doctor", path, "--json").stdout)["fixes"]
+    assert words[1] == "repair" and cli(*words[1:]).exit_code == 0
+    with safetensors.safe_open(words[3], "pt") as made:
+        assert made.metadata() == {"format": "pt", "rank": "4"} and torch.equal(made.get_tensor("w"), torch.ones(3))
+    assert "No problems found" in cli("doctor", words[3]).stdout

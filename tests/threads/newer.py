@@ -20,7 +20,19 @@ from typing import Any
 
 import torch
 from threads.others import GROUPS, size_mismatch
-from threads.reports import Report, distributed, moments, pickled, tensors, trained, zeros
+from threads.reports import (
+    NEEDS_BASE,
+    NO_NEED,
+    NOT_SAVED,
+    OTHER_MODEL,
+    Report,
+    distributed,
+    moments,
+    pickled,
+    tensors,
+    trained,
+    zeros,
+)
 from threads.threads import BACKBONE, LLAMA, QWEN, Shapes, llama, moved, torch_message
 
 DETECTOR = {**{f"backbone.{name}": shape for name, shape in BACKBONE.items()}, "bbox_head.fc_cls.weight": (3, 8)}
@@ -142,7 +154,7 @@ NEWER: tuple[Report, ...] = (
     Report("vllm-project/vllm/issues/45830",
            "(Worker pid=1345116) ERROR [multiproc_executor.py:888] Traceback (most recent call last):\n"
            "    param = params_dict[name]\nKeyError: 'layers.0.mlp.experts.w2_weight'", tensors(GPT_OSS),
-           "said:missing-keys", scope=False),
+           "said:missing-keys", beyond=OTHER_MODEL),
     Report("OpenTabular/DeepTab/issues/137", torch_message("BaseModel", [], list(LIGHTNING)),
            pickled({**dict.fromkeys(LIGHTNING, 1), "state_dict": zeros(TABULAR)}, "best.ckpt"), "solved", TABULAR),
     Report("justchenhao/SILI_CD/issues/2",
@@ -151,7 +163,8 @@ NEWER: tuple[Report, ...] = (
            {f"_orig_mod.{name}": shape for name, shape in COMPILED.items()}),
     Report("facebookresearch/deepcluster/issues/61",
            "optimizer.load_state_dict(checkpoint['optimizer'])\nKeyError: 'optimizer'",
-           pickled({"arch": "alexnet", "epoch": 1, "state_dict": zeros(BACKBONE)}), "said:missing-keys", scope=False),
+           pickled({"arch": "alexnet", "epoch": 1, "state_dict": zeros(BACKBONE)}), "said:missing-keys",
+           beyond=NOT_SAVED),
     Report("JiangWenPL/multiperson/issues/1", mmcv(["fc.weight", "fc.bias"], [
            "layer4.0.bn2.num_batches_tracked", "layer3.4.bn1.num_batches_tracked"]) + GROUPS, pickled(trained),
            "python"),
@@ -159,16 +172,16 @@ NEWER: tuple[Report, ...] = (
            "  File \"bitsandbytes/optim/optimizer.py\", line 487, in update_step\n    if state['state1'].dtype == "
            "torch.float:\nKeyError: 'state1'",
            pickled({"state_dict": zeros(BACKBONE), "optimizer_states": [moments(*BACKBONE)]}), "said:optimizer-state",
-           scope=False),
+           beyond=NOT_SAVED),
     Report("NVIDIA-NeMo/Automodel/pull/2071",
            "RuntimeError: Missing key in checkpoint state_dict: optim.state.model.layers.1.mlp.gate.weight.step.",
            distributed(model=zeros({f"model.layers.{n}.mlp.gate.weight": (4, 4) for n in range(2)}),
                        optim={f"state.model.layers.0.mlp.gate.weight.{key}": torch.zeros(1) for key in (
-                              "step", "exp_avg")}), "said:missing-keys", scope=False),
+                              "step", "exp_avg")}), "said:missing-keys", beyond=NOT_SAVED),
     Report("Xiyue-Wang/TransPath/issues/11",
            torch_message("SwinTransformer", ["patch_embed.proj.weight", "patch_embed.proj.bias"],
                          [name for name in STEM if "proj" in name]),
-           pickled({"model": zeros(STEM)}, "ctranspath.pth"), "said:missing-keys", scope=False),
+           pickled({"model": zeros(STEM)}, "ctranspath.pth"), "said:missing-keys", beyond=OTHER_MODEL),
     Report("davide-coccomini/Deepfake-Detection-Challenge-DFAD2023/issues/2",
            torch_message("SwinTransformer", [], list(SWIN_BUFFERS)), pickled(zeros({**SWIN, **SWIN_BUFFERS})),
            "solved", SWIN),
@@ -177,13 +190,13 @@ NEWER: tuple[Report, ...] = (
            OPENMMLAB),
     Report("SwinTransformer/Swin-Transformer-Object-Detection/issues/22",
            mmcv([name for name in ONE_NORM if name not in SWIN], OUTPUT_NORMS), pickled({"model": zeros(ONE_NORM)}),
-           "said:missing-keys", scope=False),
+           "said:missing-keys", beyond=NOT_SAVED),
     Report("bearpaw/pytorch-classification/issues/35",
            torch_message("DataParallel", [f"module.bn.{leaf}" for leaf in ("weight", "bias", "running_mean",
                          "running_var")], [name for name in DEEPER if "bn" in name or "conv3" in name])
            + size_mismatch(*((name, shape, (4, 4, 3, 3)) for name, shape in DEEPER.items() if "conv1" in name)
                            ).partition(":")[2].partition(":")[2],
-           pickled(saved(zeros(DEEPER), "epoch")), "said:unexpected-keys", scope=False),
+           pickled(saved(zeros(DEEPER), "epoch")), "said:unexpected-keys", beyond=OTHER_MODEL),
     Report("flowersteam/lamorel/issues/32",
            torch_message("HF_LLM", ["_LLM_model.encoder.embed_tokens.weight", "_LLM_model.decoder.embed_tokens.weight"],
                          []), pickled(zeros(T5), "model.checkpoint"), "solved",
@@ -192,7 +205,7 @@ NEWER: tuple[Report, ...] = (
            "INFO:lora-to-gguf:Exporting model...\nERROR:lora-to-gguf:Unexpected name 'base_model.model.lm_head.weight':"
            " Not a lora_A or lora_B tensor\nERROR:lora-to-gguf:Embeddings is present in the adapter. This can be due "
            "to new tokens added during fine tuning", tensors(TRAINED_HEAD, "adapter_model.safetensors"),
-           "said:unexpected-keys", scope=False),
+           "said:unexpected-keys", beyond=NEEDS_BASE),
     Report("ggml-org/llama.cpp/issues/12923", "ValueError: Can not map tensor 'model.layers.0.mlp.down_proj.SCB'",
            pickled(int8, "pytorch_model.bin"), "solved",
            {"model.layers.0.mlp.down_proj.weight": (16, 8), "model.norm.weight": (16,)}),
@@ -203,7 +216,7 @@ NEWER: tuple[Report, ...] = (
            {**NEW_WAV2VEC, "wav2vec2.mask_time_emb_vector": (8,)}),
     Report("huggingface/peft/issues/1453",
            "ValueError: Trying to set a tensor of shape torch.Size([32, 8]) in \"weight\" (which has shape "
-           "torch.Size([0])), this look incorrect.", tensors(LLAMA), "said:model-side", scope=False),
+           "torch.Size([0])), this look incorrect.", tensors(LLAMA), "said:model-side", beyond=OTHER_MODEL),
     Report("huggingface/diffusers/issues/10540",
            "File \"src/diffusers/loaders/single_file_utils.py\", line 598, in infer_diffusers_model_type\n    if "
            "checkpoint[\"img_in.weight\"].shape[1] == 384:\n       ~~~~~~~~~~^^^^^^^^^^^^^^^^^\nKeyError: "
@@ -218,13 +231,13 @@ NEWER: tuple[Report, ...] = (
            "'backbone.bottom_up.res4.1.conv1.weight' has shape (4, 16, 1, 1) in the checkpoint but (16, 16, 1, 1) in "
            "the model! Skipped.\n'backbone.bottom_up.res4.1.conv2.weight' has shape (4, 4, 3, 3) in the checkpoint "
            "but (16, 2, 3, 3) in the model! Skipped.", pickled({"model": zeros(PYRAMID)}), "said:shape-mismatch",
-           scope=False),
+           beyond=OTHER_MODEL),
     Report("huggingface/diffusers/issues/3390", not_used("CLIPTextModel", list(OTHER_TOWER)),
-           tensors({**TEXT, **OTHER_TOWER}), "said:unexpected-keys", scope=False),
+           tensors({**TEXT, **OTHER_TOWER}), "said:unexpected-keys", beyond=NO_NEED),
     Report("huggingface/diffusers/pull/9622",
            "Loading adapter weights from state_dict led to missing keys in the model: \n\n"
            "single_transformer_blocks.0.attn.to_q.lora_A.default_0.weight, "
            "single_transformer_blocks.0.attn.to_q.lora_B.default_0.weight.", tensors(FLUX_LORA), "said:missing-keys",
-           scope=False),
+           beyond=OTHER_MODEL),
 )  # fmt: skip
 """The threads."""

@@ -1,8 +1,8 @@
 """The 36 reports of people that were rebuilt first: the pasted message, the smallest file, and the answer.
 
-`outcome` is as in `threads.threads`; ``merged``: the printed line of `merge` gives the model. `scope` is False where no
-command can be the cure: other frameworks' files, damage that nothing can undo, a model that was fused, and what ckptfix
-does not do yet (tensor-parallel files, forms of LoRA).
+`outcome` is as in `threads.threads`; ``merged``: the printed line of `merge` gives the model. A thread is in scope if a
+changed file would be its cure, whether or not ckptfix can make it (it joins no tensor-parallel files yet). `beyond` has
+the reason why no file can be.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import rank_files
 import torch
 import zero_files
 from array_files import onnx_model, onnx_tensor
@@ -32,14 +33,25 @@ Build = Callable[[Path], Path]
 
 @dataclass(frozen=True)
 class Report:
-    """A report; `url` is under https://github.com/, `want` the keys and shapes of the right output."""
+    """A report; `url` is under https://github.com/, `want` the keys and shapes of the right output, and `beyond` why
+    the thread is out of scope."""
 
     url: str
     message: str
     build: Build
     outcome: str
     want: Shapes | None = None
-    scope: bool = True
+    beyond: str = ""
+
+
+NOT_SAVED = "the values that the loader misses were never trained, or never saved"
+EMPTIED = "nothing is left in the file"
+OTHER_MODEL = "the cause is how the model was built, or which release of the program builds it: the file is sound"
+FUSED_ONCE = "a convolution and its BatchNorm that were fused cannot be taken apart"
+UNFLAT = "only the wrapped model knows what is where in a flat parameter"
+FOREIGN = "a model of another framework: its own converters know the architecture"
+NEEDS_BASE = "the cure is a merge into the base model, which the file does not have"
+NO_NEED = "nothing is wrong: the file loads as it is, or once its library is imported"
 
 
 def zeros(shapes: Shapes) -> dict[str, torch.Tensor]:
@@ -200,6 +212,39 @@ def npu(folder: Path) -> Path:
     return folder / "npu.pt"
 
 
+def ranks(folder: Path) -> Path:
+    (folder / "actor").mkdir()
+    for rank in range(rank_files.WORLD):
+        path = folder / "actor" / f"model_world_size_{rank_files.WORLD}_rank_{rank}.pt"
+        rank_files.dtensors(path, rank, {"layer_scalar": torch.ones(1), "s": torch.tensor(1.0)})
+    return folder / "actor"
+
+
+class AffineQuantizedTensor(torch.Tensor):
+    @staticmethod
+    def __new__(cls, data: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape)  # type: ignore[attr-defined]
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.tensor_impl = data
+
+    def __tensor_flatten__(self) -> tuple[list[str], list[Any]]:
+        return ["tensor_impl"], []
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0]
+
+
+def torchao(folder: Path) -> Path:
+    before = set(sys.modules)
+    gone("torchao.dtypes.affine_quantized_tensor", AffineQuantizedTensor)
+    torch.save({"0.weight": AffineQuantizedTensor(torch.ones(4, 4)), "0.bias": torch.zeros(4)}, folder / "m.pt")
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    return folder / "m.pt"
+
+
 def trained() -> dict[str, Any]:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -231,7 +276,9 @@ FUSED = {f"model.{n}.conv.{leaf}": (4, 4, 3, 3) if leaf == "weight" else (4,) fo
 QAT = {"conv.weight": (4, 3, 3, 3), "conv.bias": (4,), "conv.weight_fake_quant.scale": (1,),
        "conv.weight_fake_quant.zero_point": (1,), "conv.weight_fake_quant.fake_quant_enabled": (1,),
        "conv.activation_post_process.scale": (1,)}  # fmt: skip
-GGUF = b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + b"\0" * 32
+GGUF = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + struct.pack("<Q20sIQ5s", 20, b"general.architecture", 8, 5, b"llama")
+GGUF += struct.pack("<Q19sIQQIQ", 19, b"blk.0.attn_q.weight", 2, 4, 4, 0, 0)
+GGUF += bytes(-len(GGUF) % 32) + numpy.arange(16, dtype="<f4").tobytes()
 FLAT = "student._fsdp_wrapped_module._flat_param"
 DYFADET = {"projection.embed.0.conv.weight": (4, 3, 3), "projection.embed.0.norm.weight": (4,)}
 
@@ -264,7 +311,7 @@ REPORTS: tuple[Report, ...] = (
            "supported.", zero, "python"),
     Report("meta-llama/llama/issues/208",
            size_mismatch(("tok_embeddings.weight", (32, 4), (32, 8)), model="Transformer"), consolidated,
-           "said:one-rank", scope=False),
+           "said:one-rank"),
     Report("NVIDIA/Megatron-LM/issues/900",
            torch_message("GPTModel", [], ["decoder.layers.0.self_attention.core_attention._extra_state"]), extra_state,
            "solved", {"decoder.layers.0.self_attention.linear_qkv.weight": (24, 8)}),
@@ -291,50 +338,56 @@ REPORTS: tuple[Report, ...] = (
            distributed(optimizer=moments("weight", "bias")), "python"),
     Report("facebookresearch/dinov2/issues/544",
            f"The checkpoint state_dict contains keys that are not used by the model:\n  {FLAT}",
-           pickled({"model": zeros({FLAT: (100,)})}, "model_0000099.rank_0.pth"), "said:one-rank", scope=False),
+           pickled({"model": zeros({FLAT: (100,)})}, "model_0000099.rank_0.pth"), "said:one-rank", beyond=UNFLAT),
     Report("Comfy-Org/ComfyUI/issues/5820",
            "RuntimeError: ERROR: Could not detect model type of: ComfyUI/models/checkpoints/flux_dev.safetensors",
            tensors(FLUX, "flux_dev.safetensors"), "solved",
            {f"model.diffusion_model.{name}": shape for name, shape in FLUX.items()}),
     Report("tdrussell/diffusion-pipe/issues/114",
            "lora key not loaded: lora_unet_blocks_0_self_attn_q.lora_down.weight",
-           tensors(KOHYA, "kohya.safetensors", format="pt", ss_network_dim="4"), "said:unexpected-keys", scope=False),
+           tensors(KOHYA, "kohya.safetensors", format="pt", ss_network_dim="4"), "said:unexpected-keys"),
     Report("karpathy/llama2.c/issues/266", torch_message("Transformer", [], ["rope.freqs"]),
            pickled(zeros({"tok_embeddings.weight": (8, 4), "rope.freqs": (4,)}), "consolidated.00.pth"), "solved",
            {"tok_embeddings.weight": (8, 4)}),
     Report("sming256/OpenTAD/issues/44", torch_message("DyFADet", list(DYFADET), []),
            pickled({"epoch": 37, "state_dict": zeros({f"module.{name}": shape for name, shape in DYFADET.items()})}),
            "solved", DYFADET),
-    Report("bghira/SimpleTuner/issues/2613", "EOFError: Ran out of input", interrupted, "said:empty-file", scope=False),
+    Report("bghira/SimpleTuner/issues/2613", "EOFError: Ran out of input", interrupted, "said:empty-file",
+           beyond=EMPTIED),
     Report("meta-pytorch/torchtune/issues/931",
            "OSError: q does not appear to have a file named model-00001-of-00002.safetensors", index_of_others,
            "merged", LLAMA),
     Report("ultralytics/ultralytics/issues/9374",
            torch_message("YOLO", ["model.0.bn.weight", "model.0.bn.bias", "model.0.bn.running_mean",
                                   "model.0.bn.running_var"], ["model.0.conv.bias"]),
-           pickled(zeros(FUSED)), "said:model-side", scope=False),
+           pickled(zeros(FUSED)), "said:model-side", beyond=FUSED_ONCE),
     Report("p-e-w/heretic/issues/139",
            "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge", raw("m.gguf", GGUF),
-           "said:gguf-file", scope=False),
+           "solved", {"blk.0.attn_q.weight": (4, 4)}),
     Report("huggingface/transformers/issues/8242", "UnpicklingError: invalid load key",
-           raw("tf_model.h5", b"\x89HDF\r\n\x1a\n" + b"\0" * 2040), "said:damaged", scope=False),
+           raw("tf_model.h5", b"\x89HDF\r\n\x1a\n" + b"\0" * 2040), "said:damaged", beyond=FOREIGN),
     Report("onnx/onnx/issues", "_pickle.UnpicklingError: invalid load key, '\\x08'.",
-           raw("model.onnx", onnx_model(onnx_tensor("w", numpy.ones(3, "f4")))), "said:other-framework",
-           scope=False),
+           raw("model.onnx", onnx_model(onnx_tensor("w", numpy.ones(3, "f4")))), "solved",
+           {"w": (3,)}),
     Report("mir-group/nequip/pull/590", "AssertionError: EMA module does not hold EMA weights",
-           pickled({"state_dict": zeros({"model.w": (4, 4), "ema.model.w": (4, 4)}), "ema_swapped": True}), "nothing",
-           scope=False),
+           pickled({"state_dict": zeros({"model.w": (4, 4), "ema.model.w": (4, 4)}), "ema_swapped": True}), "nothing"),
     Report("jfzhang95/pytorch-deeplab-xception/issues/134", GROUPS, pickled(trained), "python"),
     Report("tencent-ailab/IP-Adapter/issues/375", "KeyError: 'image_proj'", tensors(IP), "solved", NEW_IP),
     Report("Ascend/pytorch", "RuntimeError: don't know how to restore data location of torch.storage.UntypedStorage "
            "(tagged with npu:0)", npu, "solved", {"w": (4,)}),
     Report("pytorch/pytorch/issues/52492", "ValueError: Attempted to use an uninitialized parameter in <method 'x'>",
-           pickled(lambda: nn.Sequential(nn.LazyLinear(4)).state_dict(), "lazy.pt"), "said:no-data", scope=False),
+           pickled(lambda: nn.Sequential(nn.LazyLinear(4)).state_dict(), "lazy.pt"), "said:no-data", beyond=NOT_SAVED),
     Report("pytorch/pytorch/issues", torch_message("M", [], ["conv.weight_fake_quant.scale"]), pickled(zeros(QAT)),
            "solved", {"conv.weight": (4, 3, 3, 3), "conv.bias": (4,)}),
     Report("pytorch/torchtitan/issues/1903", "the outputs are not human-readable",
            distributed(**zeros({"layers.0.attention.wq.weight": (8, 8), "norm.weight": (8,)}),
                        optimizer={"state.norm.weight.exp_avg": torch.zeros(8)}), "nothing"),
+    Report("verl-project/verl/pull/7610",
+           "RuntimeError: zero-dimensional tensor (at position 0) cannot be concatenated", ranks, "solved",
+           {"fc.weight": (4, 3), "fc.bias": (3,), "layer_scalar": (1,), "s": ()}),
+    Report("pytorch/ao/issues/2478",
+           "_pickle.UnpicklingError: Weights only load failed. WeightsUnpickler error: Unsupported global: GLOBAL "
+           "torchao.dtypes.affine_quantized_tensor.AffineQuantizedTensor was not an allowed global by default.",
+           torchao, "said:tensor-class", beyond=NO_NEED),
 )  # fmt: skip
-"""The reports. Of the 36, a folder of ranks with buffers is in the tests of ranks, and torchao's tensors are in those
-of tensor classes."""
+"""The reports."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -199,16 +198,17 @@ def load_optimizer(
         found = matched(checkpoint, held, groups, state, named_by, strict=strict)
         _refuse_loose(groups, state)
         _refuse_shapes(held, found, state)
+        now = [_own(group) for group in optimizer.param_groups]
         pairing: Mapping[int, int | None]
         if strict or found.by == "order":
-            pairing = _paired_groups(held, groups, found)
+            pairing = _paired_groups(held, groups, found, now)
         else:
-            pairing = _regrouped(held, groups, found)
+            pairing = _regrouped(held, groups, found, now)
         options, reports = _options(optimizer, groups, held, pairing)
         refuse_other_state(optimizer, {held.name(owner): state.get(key) or {} for key, owner in found.owners.items()})
         sizes = [len(group.ids) for group in groups]
         if len(groups) > 1 and found.by in ("order", "model order") and sizes == [len(group) for group in held.groups]:
-            refuse_swapped([group.options for group in groups], [_own(group) for group in optimizer.param_groups])
+            refuse_swapped([group.options for group in groups], now)
         _refuse_flat(held, found, state)
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
@@ -305,18 +305,28 @@ def _refuse_shapes(held: OptimizerParameters, found: MatchedParameters, state: S
         raise Refused(f"the state does not fit its parameter: {named(wrong)}", hint=hint)
 
 
-def _paired_groups(held: OptimizerParameters, groups: Sequence[SavedGroup], found: MatchedParameters) -> dict[int, int]:
+def _paired_groups(
+    held: OptimizerParameters,
+    groups: Sequence[SavedGroup],
+    found: MatchedParameters,
+    now: Sequence[Mapping[str, object]],
+) -> dict[int, int]:
     """Return index of a group of the optimizer -> index of the saved group with the same parameters.
 
-    Saved groups with equal options may be merged into one group here, since its options are still certain.
+    Saved groups with equal options may be merged into one group here, since its options are still certain, and one may
+    be split over groups whose options are equal.
+
+    Args:
+        now: the options of the optimizer's groups.
     """
     saved_in = {key: index for index, group in enumerate(groups) for key in group.ids}
     origin = {id(parameter): saved_in[key] for key, parameter in found.owners.items()}
     pairing: dict[int, int] = {}
-    split: Counter[int] = Counter()
+    into: dict[int, list[int]] = {}
     for index, parameters in enumerate(held.groups):
         sources = {origin[id(parameter)] for parameter in parameters}
-        split.update(sources)
+        for source in sources:
+            into.setdefault(source, []).append(index)
         first = min(sources, default=0)
         if any(not _same_options(groups[first].options, groups[other].options) for other in sources):
             mixed = " and ".join(map(str, sorted(sources)))
@@ -324,7 +334,7 @@ def _paired_groups(held: OptimizerParameters, groups: Sequence[SavedGroup], foun
             raise Refused(message, hint=_REGROUP)
         if sources:
             pairing[index] = first
-    twice = [index for index, times in split.items() if times > 1]
+    twice = [source for source, parts in into.items() if not _are_same(now, parts)]
     if twice:
         message = f"the optimizer has the parameters of the file's group {twice[0]} in several groups"
         raise Refused(message, hint=_REGROUP)
@@ -338,23 +348,33 @@ def _paired_groups(held: OptimizerParameters, groups: Sequence[SavedGroup], foun
     return pairing
 
 
+def _are_same(now: Sequence[Mapping[str, object]], groups: Sequence[int]) -> bool:
+    """Return whether the options of these groups are equal."""
+    first, *others = groups
+    return all(_same_options(now[first], now[other]) for other in others)
+
+
 def _regrouped(
-    held: OptimizerParameters, groups: Sequence[SavedGroup], found: MatchedParameters
+    held: OptimizerParameters,
+    groups: Sequence[SavedGroup],
+    found: MatchedParameters,
+    now: Sequence[Mapping[str, object]],
 ) -> dict[int, int | None]:
     """Return index of a group of the optimizer -> index of the saved group whose options it takes.
 
     None means that the group keeps its own options: its parameters come from groups with different options, or are
-    only a part of a saved group whose other parameters are now in a different group, or are all new.
+    only a part of a saved group whose other parameters are now in a group with different options, or are all new.
     """
     saved_in = {key: index for index, group in enumerate(groups) for key in group.ids}
     origin = {id(parameter): saved_in[key] for key, parameter in found.owners.items()}
     sources = [{origin[id(one)] for one in group if id(one) in origin} for group in held.groups]
-    split = Counter(source for group in sources for source in group)
+    into = {source: [index for index, own in enumerate(sources) if source in own] for source in set().union(*sources)}
     pairing: dict[int, int | None] = {}
     for index, own in enumerate(sources):
         first = min(own, default=None)
         certain = first is not None and all(
-            split[other] == 1 and _same_options(groups[first].options, groups[other].options) for other in own
+            _are_same(now, into[other]) and _same_options(groups[first].options, groups[other].options)
+            for other in own
         )
         pairing[index] = first if certain else None
     return pairing

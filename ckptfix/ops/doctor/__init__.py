@@ -38,8 +38,9 @@ def doctor(
 ) -> Diagnosis:
     """Examine a checkpoint, and report what keeps it from loading; nothing in it is imported, run or changed.
 
-    A folder that holds the checkpoints of a training run is examined as a whole, without tensor data: ``diagnosis.run``
-    has the state of each checkpoint, and the one to resume from. `like`, `error` and `at` are about a single model.
+    A folder that holds the checkpoints of a training run is examined as a whole: ``diagnosis.run`` has the state of
+    each checkpoint, and the one to resume from. Only the tensors of that one are read, up to 1 GiB. `like`, `error` and
+    `at` are about a single model.
 
     Args:
         like: the model that it is meant for: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
@@ -60,7 +61,7 @@ def doctor(
     if like is None and error is None and at is None and found_as(file_name(path)) == "folder":
         from ckptfix.ops.doctor import runs
 
-        if (run := runs.diagnosis_of(file_name(path))) is not None:
+        if (run := runs.diagnosis_of(file_name(path), fast=fast)) is not None:
             return run
     target = expected(like, like_at, allow_import=allow_import)
     how: dict[str, Any] = {"like": target, "at": at, "like_at": like_at}

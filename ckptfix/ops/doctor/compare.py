@@ -104,6 +104,12 @@ def _scan_whole(checkpoint: Checkpoint, names: Listed) -> Iterator[Finding]:
         message = f"the checkpoint has {brief(asked)}: the message is about a different one"
         yield found("other-file", message, about=TOLD, fix="")
         return
+    bare, taken = bases.unwrapped(have)
+    if taken and all(name in bare for name in lacking):
+        return  # wrapped-names says it
+    if (level := _level(lacking, have)) is not None:
+        yield found("missing-keys", level[0], about=TOLD, fix=level[1])
+        return
     near = _alike(lacking[0], have)
     hint = f"; the nearest is {near}" if near else f"; its keys are like {have[0]}"
     message = f"the checkpoint has no {brief(lacking)}{hint}"
@@ -115,6 +121,19 @@ def _scan_whole(checkpoint: Checkpoint, names: Listed) -> Iterator[Finding]:
             "gives names), or in Python: ckptfix.load_optimizer(optimizer, {source!r}, model=model)"
         )
     yield found("missing-keys", message, about=TOLD, fix=advice)
+
+
+def _level(lacking: Sequence[str], have: Sequence[str]) -> tuple[str, str] | None:
+    """Return what to say, and to do, if the loader's dict has one level more or less than the checkpoint."""
+    level = solve.shared_prefix(lacking, have)
+    if level is None or level[0].count(".") != 1:
+        return None
+    name = level[0][:-1]
+    if level[1]:
+        return (f"the checkpoint has {brief(lacking)} one level deeper, in its dict {name!r}",
+                f"load it into {{{{{name!r}: state_dict}}}}")  # fmt: skip
+    return (f"the checkpoint has {brief(lacking)} without the level {name!r} of the loader's dict",
+            f"load it into the state dict itself, not into {{{{{name!r}: state_dict}}}}")  # fmt: skip
 
 
 _PLACE = re.compile(r"(?:^|\.)state\.\d+\.")
@@ -709,6 +728,11 @@ def _drop(
         return
     if left and weighty:
         answer.say("unexpected-keys", f"{what}; no renaming found accounts for them", "")
+        return
+    if not kept and strict and not left and side.complete and len(rest) > 1:
+        answer.say("model-side", "the message lists all keys of the file as unexpected, and none as missing: the model "
+                   "had no parameters yet when it was loaded", "load it after the layers are built (Lightning: build "
+                   "them in __init__, or call configure_model() first)")  # fmt: skip
         return
     if not kept or not strict:
         what += "; this loader skips such keys by itself" if kept and not strict else ""

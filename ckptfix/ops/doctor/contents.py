@@ -11,7 +11,7 @@ from ckptfix.checkpoint.address import is_inside, shown
 from ckptfix.checkpoint.tensors import NO_DATA, reach
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
-from ckptfix.findings.steps import WHERE, step
+from ckptfix.findings.steps import WHERE, Step, step
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, format_of, states
 from ckptfix.formats.torch import calls, versions
@@ -360,6 +360,9 @@ def asked(checkpoint: Checkpoint, rows: Sequence[LoadError]) -> Iterator[Finding
         yield found("zip-root", f"the folder in the archive is called {root!r}, not 'archive'")
     if LoadError.TORCH_BEFORE_2_6 in rows and states(checkpoint, "objects"):
         yield found("pickle-format")
+    if LoadError.PARTS_OF_RANKS in rows and format_of(checkpoint).joins_ranks and checkpoint.entries:
+        message = "each file of the folder holds the part of one rank: all of them together are the model"
+        yield found("one-rank", message, severity="info", fix=(Step("convert", word="zip"),))
     others = {LoadError.PICKLE_LOAD, LoadError.NOT_A_PROGRAM, LoadError.NOT_A_MODEL}
     if others & set(rows) and states(checkpoint, "objects") and checkpoint.entries:
         yield found("state-dict-file")

@@ -179,13 +179,20 @@ def is_damage(finding: Finding) -> bool:
     return finding.severity == "error" and finding.id in DAMAGE
 
 
-def damage_of(path: str) -> tuple[Finding, ...]:
-    """Return the structural damage of a file or folder that a trainer saved; no tensor bytes are read.
+def damage_of(path: str, *, fast: bool = True) -> tuple[Finding, ...]:
+    """Return the structural damage of a file or folder that a trainer saved.
+
+    Args:
+        fast: read no tensor bytes; otherwise they are compared with their checksums, and NaN is reported too.
 
     Raises:
         CkptfixError: it cannot be read.
     """
-    return tuple(filter(is_damage, _examined(path, None, None, True, None, None, None, None).findings))
+    rows = _examined(path, None, None, fast, None, None, None, None).findings
+    return tuple(row for row in rows if is_damage(row) or row.id == NAN)
+
+
+NAN = "nan-values"
 
 
 _WITHOUT = "copy the file again, or resume from an older checkpoint; the model is in a different file"
@@ -239,7 +246,7 @@ def _examined(
     if any(finding.id in ("one-rank", "flat-parameters", "tensor-class") for finding in ordered):
         # Plain values of one rank would load, but are not a model, which needs the files of all ranks. Plain values of
         # a library's tensors are only their parts.
-        remedies = [_without(row, "sanitize") for row in remedies]
+        remedies = [_without(_without(row, "sanitize"), "unwrap") for row in remedies]
     if checkpoint is not None:
         remedies = _that_work(checkpoint, ordered, remedies)
     done = tuple(_told(finding, row) for finding, row in zip(ordered, remedies, strict=True))

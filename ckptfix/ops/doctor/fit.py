@@ -7,7 +7,7 @@ Keys are paired as `load_into` pairs them: unchanged, without wrapper components
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -81,6 +81,7 @@ def offered(
 
 
 _HEADS = "with the number of heads: ckptfix match {source} {matched} --like {like} --heads N"
+_ADAPTER_HEADS = f"{_HEADS} --partial, because the adapter does not have the weights of its base model"
 
 
 _ALPHA = ".alpha"
@@ -127,8 +128,11 @@ def _remedy(
             refuse_codes(checkpoint, side, matching, operations, drop_unexpected="drop_unexpected" in options)
             return plain_step.having(**options)
     asks = operations.refused and "--heads" in operations.questions[-1]
-    if not asks or matching.missing or matching.ambiguous:
+    if not asks or matching.ambiguous:
         return None
+    if matching.missing:
+        adapter = all(LORA.search(slot.name) for slot in side.slots)
+        return _ADAPTER_HEADS if changes and adapter and not any(map(LORA.search, matching.missing)) else None
     names = by_table.names_for(checkpoint, {slot.name: slot.shape for slot in target.slots}, side.at)
     return step("rename", names=names)[0] if names else _HEADS
 
@@ -146,6 +150,28 @@ def _takes_codes(
         join(side.at or "", old) in roles and dtypes[old] != wanted.get(new)
         for old, new in matching.names.items()
     )
+
+
+def _has_codes(
+    checkpoint: Checkpoint,
+    side: ExpectedModel,
+    renaming: bases.Renaming,
+    have: Mapping[str, Slot],
+    wanted: Mapping[str, Slot],
+) -> bool:
+    """Return whether the file has quantized codes of another shape in the place of the model's weights."""
+    roles = quantization_of(checkpoint).roles
+    pairs = ((old, wanted[new]) for old, new in renaming.names.items() if roles and new in wanted and old in have)
+    return any(join(side.at or "", old) in roles and have[old].shape != slot.shape for old, slot in pairs)
+
+
+def _dequantized(misfits: Sequence[Finding], fix: Fix) -> list[Finding]:
+    """Return `misfits` with `fix` for the shapes of codes, and for the keys beside them, such as scales."""
+    why = "the file has codes of quantized weights, and the model has plain weights"
+    made = (
+        replace(row, message=f"{row.message}; {why}") if row.id == "shape-mismatch" else row for row in misfits
+    )
+    return [row.fixed_by(fix) if row.id in ("shape-mismatch", "unexpected-keys") else row for row in made]
 
 
 _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
@@ -200,6 +226,8 @@ def scan(
             yield found("vocabulary-rows", message, where=side.at or "", fix=step("rename", lines=tuple(cuts), **place))
             wanted = {**wanted, **{row.name: have[row.name] for row in about}}
     misfits = [*_misfits(renaming, side, have, wanted)]
+    if _has_codes(checkpoint, side, renaming, have, wanted):
+        misfits = _dequantized(misfits, quantized_keys.remedy(checkpoint))
     exact = renaming.agreeing if renaming.rule == bases.EXACT else 0
     most = FEW if fast else MOST_MATCHED
     all_there = all(row.id != "missing-keys" for row in misfits)

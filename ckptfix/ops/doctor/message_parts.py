@@ -14,7 +14,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Value, step
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, format_of
-from ckptfix.names import library_names
+from ckptfix.names import bases, library_names
 from ckptfix.ops import choose
 from ckptfix.ops.doctor.groups import TOLD
 from ckptfix.words import some
@@ -59,6 +59,9 @@ def _parts(checkpoint: Checkpoint, parts: Sequence[str]) -> Iterator[Finding]:
         return
     asked = some(lacking)
     states = [row.at for row in choose.meant(checkpoint)]
+    if len(parts) == len(states) == 1 and parts[0] in (*choose.NAMES, "params_ema"):
+        yield _nest(checkpoint, parts[0], states[0])
+        return
     if "" in states:
         message = f"the file has no {asked} at its top: it is a state dict itself"
         advice = "load it as it is: model.load_state_dict(torch.load({source!r}, weights_only=True))"
@@ -69,6 +72,20 @@ def _parts(checkpoint: Checkpoint, parts: Sequence[str]) -> Iterator[Finding]:
         message = f"the file has no {asked} at its top: it has {some(list(tops))}"
         advice = f"use the key {states[0]!r}, which has the weights" if states and "/" not in states[0] else ""
     yield found("missing-keys", message, about=TOLD, fix=advice)
+
+
+def _nest(checkpoint: Checkpoint, asked: str, at: str) -> Finding:
+    """Return the finding about a model that a script looks up under a key which the file does not have."""
+    keys = [entry.key for entry in checkpoint.entries_at(at)]
+    _, wrappers = bases.unwrapped(keys)
+    options: dict[str, Value] = {"at": at} if at else {}
+    fix = step("extract", nest=(f"{asked}=",), **options)
+    if wrappers:  # the next thing that such a script would refuse
+        fix += step("strip-module") if set(wrappers) == {"module"} else step("unwrap")
+    own = f"its weights are at {at!r}" if at else "it is a state dict itself"
+    message = f"the file has no {asked} at its top: {own}; the command puts them there, or let the script use "
+    message += f"the key {at!r}" if at else "the loaded object as it is"
+    return found("missing-keys", message, where=at, about=TOLD, fix=fix)
 
 
 def _tops(checkpoint: Checkpoint) -> dict[str, None]:

@@ -103,6 +103,7 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
      (E.BAD_RECORD, E.WRONG_VALUES)),
     (r"PytorchStreamWriter.*failed|file write failed|unexpected pos \d+ vs|No space left on device", (E.DISK_FULL,)),
     (r"\.distcp|distributed checkpoint|\.metadata'?$|No such file.*\.metadata", (E.DISTRIBUTED,)),
+    (r"zero-dimensional tensor .{0,40}cannot be concatenated", (E.PARTS_OF_RANKS,)),
     (r"ShardedTensor|DTensor|_flat_param|FlatParameter|initialize (the )?default process group|"
      r"default process group has not been initialized", (E.PARTS_OF_RANKS,)),
     (r"index\.json|weight_map|does not appear to have a file named|\bshards?\b", (E.SHARD_MISSING,)),

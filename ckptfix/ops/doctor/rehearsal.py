@@ -9,6 +9,7 @@ A plan may take a fifth of the time of the diagnosis. It takes time by the tenso
 so the limit is a number of tensors, and more for a larger file. `repair` alone takes longer, because it reads the file
 in its own way, with modules that nothing else needs; so it is rehearsed for small files, and for those that are cut
 short. Their repair is planned by the diagnosis itself, which says what is left, and the rehearsal uses the same plan.
+Where only checksums of some tensors are wrong, repair certainly keeps the others, and is not rehearsed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import replace
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.steps import Invocation
 from ckptfix.findings.table import Remedy, proposed
+from ckptfix.formats import open_checkpoint
 from ckptfix.io.source import found_as, is_local, is_place
 from ckptfix.ops.chain import Chain
 from ckptfix.ops.doctor.report import Diagnosis
@@ -69,9 +71,26 @@ def rehearsed(done: Diagnosis, look: Callable[[str], Diagnosis], *, repaired: in
 def _is_quick(done: Diagnosis, size: int, repaired: int | None) -> bool:
     """Return whether the commands can be planned in a fifth of the time of the diagnosis; see the module."""
     must_read = any(one.step.command == "repair" for one in done.chain) and repaired is None
+    if must_read and _keeps_others(done):
+        return False
     if must_read or found_as(done.path) != "file":
         return size <= MOST_BYTES and done.tensors <= MOST_TENSORS // 2
     return (repaired or done.tensors) <= MOST_TENSORS + size // BYTES_PER_TENSOR
+
+
+def _keeps_others(done: Diagnosis) -> bool:
+    """Return whether the file can be read, and the checksums of some of its tensors, and nothing else, are wrong."""
+    if any(one.step.command != "repair" for one in done.chain):
+        return False
+    rows = zip(done.findings, done.remedies, strict=True)
+    damage = [row for row, fix in rows if any(one.step.command == "repair" for one in fix.invocations)]
+    if not done.tensors or not all(row.id == "bad-crc" and "/data/" in row.where for row in damage):
+        return False
+    try:
+        entries = open_checkpoint(done.path).entries
+    except CkptfixError:
+        return False
+    return len({row.storage.identity for row in entries if row.storage is not None}) > len(damage)
 
 
 def _size(done: Diagnosis) -> int:

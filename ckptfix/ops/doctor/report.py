@@ -256,6 +256,8 @@ class Diagnosis:
         cause = self.cause
         explained = self.message.explained if self.message is not None else ()
         apart = self.message is not None and (self._is_solved or self.cause is None or self._is_told)
+        # A command for a warning that has nothing to do with the message would be taken for its cure.
+        apart = apart or (cause is not None and cause.id in explained and not _steps_of(self, explained))
         least = RANK["error" if apart else "warning"]
         rows = [
             (finding, row) for finding, row in zip(self.findings, self.remedies, strict=True)
@@ -352,6 +354,12 @@ class Diagnosis:
             "load_error": None if self.message is None else self.message.as_dict(),
             **({} if self.run is None else {"run": self.run.as_dict()}),
         }  # fmt: skip
+
+
+def _steps_of(done: Diagnosis, explained: Sequence[str]) -> bool:
+    """Return whether any finding that explains the message has a command."""
+    rows = zip(done.findings, done.remedies, strict=True)
+    return any(row.invocations for finding, row in rows if finding.id in explained)
 
 
 _WORDS = {"error": "error", "warning": "warning", "info": "note"}

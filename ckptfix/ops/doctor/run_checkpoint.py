@@ -42,6 +42,7 @@ MOST_RANKS = 1 << 20
 """Greatest number of ranks that names may state; more is not a job."""
 
 _ANYWAY = "resume anyway: the process of that rank starts with other random numbers"
+_EARLIER = "resume from an earlier checkpoint, with a lower learning rate or other data: the values cannot be recovered"
 _WEIGHTS = "start from its weights with a new optimizer, or resume from a checkpoint that has one"
 
 SLACK = 20, 100
@@ -85,10 +86,13 @@ class _Content(NamedTuple):
 class ExaminedCheckpoint:
     """The examination of one checkpoint of a run; `peers` are those of the other checkpoints."""
 
-    def __init__(self, run: RunFolder, one: RunCheckpoint) -> None:
+    def __init__(
+        self, run: RunFolder, one: RunCheckpoint, peers: Sequence[ExaminedCheckpoint] = (), *, fast: bool = True
+    ) -> None:
         self.run = run
         self.one = one
-        self.peers: list[ExaminedCheckpoint] = []
+        self.peers = list(peers)
+        self.fast = fast
         self.troubles: list[RunTrouble] = []
         self.damaged: dict[str, str] = {}
         """Name of a part -> ``"damaged"`` or ``"missing"``."""
@@ -168,6 +172,8 @@ class ExaminedCheckpoint:
         ids = {row.finding.id for row in self.troubles if row.finding.severity == "error"}
         if ids:
             return "unfinished" if "run-unfinished" in ids else "broken"
+        if any(row.finding.id == examine.NAN for row in self.troubles):
+            return "broken"
         if any(row.finding.id == "run-incomplete" and self.damaged.get("optimizer") for row in self.troubles):
             return "weights"
         return "usable" if self.troubles else "whole"
@@ -274,12 +280,17 @@ class ExaminedCheckpoint:
             self._report(unit, unit.within, "empty-file", "is empty")
             return
         try:
-            damage = examine.damage_of(unit.path)
+            found_here = examine.damage_of(unit.path, fast=self.fast)
         except NoFile:
             return
         except CkptfixError as error:
             self._report(unit, unit.within, "damaged", f"cannot be read: {error.message}")
             return
+        damage = [row for row in found_here if row.id != examine.NAN]
+        for row in found_here:
+            if row.id == examine.NAN and unit.part.what == self.run.layout.parts[0].what:
+                message = f"{PurePosixPath(unit.within).name or self.one.name} has {row.message}"
+                self.add(row.id, "has NaN in its weights", message, unit.within, warning=True, fix=_EARLIER)
         if damage:
             first = damage[0]
             more = f"; {plural(len(damage) - 1, 'more finding')}" if len(damage) > 1 else ""

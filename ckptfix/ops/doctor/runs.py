@@ -1,6 +1,7 @@
 """Examination of a run folder: whether each checkpoint of a training run is complete, and which to resume from.
 
-Only directories and headers are read: the structure of each file, never its tensors.
+Only directories and headers are read: the structure of each file. The tensors of the checkpoint to resume from are read
+too, unless they are large, because a run that diverged saves NaN.
 """
 
 from __future__ import annotations
@@ -16,18 +17,28 @@ from ckptfix.findings.table import RANK, found, remedy_of
 from ckptfix.formats import is_folder_checkpoint, located
 from ckptfix.formats.foreign import kinds
 from ckptfix.formats.runs import RunFolder, RunPointer, find_run, natural_key
-from ckptfix.io.source import found_as
+from ckptfix.io.source import found_as, is_local
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.doctor.run_checkpoint import ExaminedCheckpoint, set_pointer
 from ckptfix.ops.doctor.run_report import JudgedCheckpoint, RunReport
 from ckptfix.urls import as_path
-from ckptfix.words import plural
+from ckptfix.words import plural, some
+
+MOST_DATA = 1 << 30
+"""Bytes of the largest checkpoint whose tensors are read: half a second or so."""
+
+MOST_READ = 3
+"""Number of checkpoints whose tensors are read, from the newest, until one has no NaN."""
 
 
-def diagnosis_of(path: str) -> Diagnosis | None:
-    """Examine the run folder at `path`; None if it is a model, a single checkpoint, or no run."""
+def diagnosis_of(path: str, *, fast: bool = False) -> Diagnosis | None:
+    """Examine the run folder at `path`; None if it is a model, a single checkpoint, or no run.
+
+    Args:
+        fast: read no tensor data.
+    """
     run = run_of(path)
-    return None if run is None else _diagnosed(path, run)
+    return None if run is None else _diagnosed(path, run, fast=fast)
 
 
 def run_of(path: str) -> RunFolder | None:
@@ -59,7 +70,7 @@ def _is_several(path: str, run: RunFolder) -> bool:
         return True
 
 
-def _diagnosed(path: str, run: RunFolder) -> Diagnosis | None:
+def _diagnosed(path: str, run: RunFolder, *, fast: bool) -> Diagnosis | None:
     """Return the diagnosis of a run; None if its files have the names, and not the content, of its layout."""
     looked = [ExaminedCheckpoint(run, one) for one in run.checkpoints]
     for one in looked:
@@ -68,6 +79,7 @@ def _diagnosed(path: str, run: RunFolder) -> Diagnosis | None:
         return None
     judged = [one.judged() for one in looked]
     judged.sort(key=_age)
+    judged, read = (judged, []) if fast else _read(looked, judged)
     resume = _resume(judged)
     judged = _excused(judged, resume)
     latest = [*_latest(run, judged, resume)]
@@ -82,8 +94,28 @@ def _diagnosed(path: str, run: RunFolder) -> Diagnosis | None:
     report = RunReport(run.layout.name, run.layout.title, run.path, tuple(judged), resume, how, texts)
     title = f"a run of {run.layout.title} with {plural(len(judged), 'checkpoint')}"
     headers = f"the names, directories and headers of {plural(len(judged), 'checkpoint')}"
-    looks = (headers, "and no tensor data (-r reads it)")
+    looks = (headers, f"the tensor data of {some(read)}" if read else "and no tensor data (-r reads it)")
     return Diagnosis(path, None, title, 0, told, looks, None, tuple(remedies), run=report)
+
+
+def _read(
+    looked: Sequence[ExaminedCheckpoint], judged: list[JudgedCheckpoint]
+) -> tuple[list[JudgedCheckpoint], list[str]]:
+    """Return `judged` with the tensors read too, and the names of the checkpoints whose tensors were read.
+
+    They are those of the checkpoint to resume from, and of the one before it if those are damaged or NaN.
+    """
+    by_path = {one.one.path: one for one in looked}
+    read: list[str] = []
+    while len(read) < MOST_READ:
+        resume = _resume(judged)
+        if resume is None or resume.name in read or resume.size > MOST_DATA or not is_local(resume.path):
+            break
+        one = by_path[resume.path]
+        again = ExaminedCheckpoint(one.run, one.one, one.peers, fast=False).judged()
+        read.append(resume.name)
+        judged = [again if row is resume else row for row in judged]
+    return judged, read
 
 
 def _age(one: JudgedCheckpoint) -> tuple[float, float, list[tuple[int, str]]]:

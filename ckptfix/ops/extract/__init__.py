@@ -241,7 +241,8 @@ def extract(
         at: address of the state dict or module to extract; the only one by default.
         ema: extract the averaged weights, wherever the trainer keeps them, under the keys of a plain model.
         nest: prefixes of keys; the output is a dict with a state dict for each, and nothing else: ``"unet"`` takes
-            ``unet.*``, and ``"image_proj=image_proj_model"`` puts ``image_proj_model.*`` under ``image_proj``.
+            ``unet.*``, ``"image_proj=image_proj_model"`` puts ``image_proj_model.*`` under ``image_proj``, and
+            ``"model="`` puts all tensors under ``model``.
         to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by default, the suffix of `dest`
             decides.
         drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.

@@ -191,6 +191,8 @@ def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Fi
 def nested(weights: Weights, asked: Sequence[str]) -> Weights:
     """Keep the tensors under the prefixes `asked`, ``NAME`` or ``NAME=PREFIX``, each in a dict called NAME.
 
+    ``NAME=`` without a prefix takes all tensors.
+
     Raises:
         Refused: a name has a dot, two are the same, or a key has two of the prefixes.
         NoSuchTensor: no key has the prefix.
@@ -203,13 +205,14 @@ def nested(weights: Weights, asked: Sequence[str]) -> Weights:
     keys = [entry.key for entry in weights.entries]
     names: dict[str, str] = {}
     for name, prefix in pairs:
-        own = {key: f"{name}{key[len(prefix) :]}" for key in keys if key.startswith(f"{prefix}.")}
+        front = f"{prefix}." if prefix else ""
+        own = {key: f"{name}.{key[len(front) :]}" for key in keys if key.startswith(front)}
         if not own:
             near = typed.nearest(prefix, list(dict.fromkeys(key.partition(".")[0] for key in keys)))
             hint = f"did you mean {some(near)}?" if near else "run `ckptfix inspect` to list the keys"
             raise NoSuchTensor(f"no key begins with {prefix}.", path=weights.path, hint=hint)
         if not names.keys().isdisjoint(own):
-            raise Refused(f"the keys under {prefix}. would be in two dicts", path=weights.path)
+            raise Refused(f"the keys under {front or name} would be in two dicts", path=weights.path)
         names |= own
     return replace(picked(weights, names, f"{weights.what}, as {some(dicts)}"), dicts=tuple(dicts))
 

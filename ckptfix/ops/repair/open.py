@@ -14,6 +14,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, folder_format, format_of, open_checkpoint, refuse_part, states
 from ckptfix.formats.repairs import Repair
 from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.signs import Beginning
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import pickled_object
@@ -126,7 +127,8 @@ def _is_program(path: str) -> bool:
     """Return whether the file is a program: a checkpoint inside one is not the program's weights."""
     with open_source(path) as reader:
         head = reader.read(0, min(reader.size, HEAD))
-        return any(format.program and format.score(path, head, reader.size) for format in FORMATS.of(folder=False))
+        able = FORMATS.possible(Beginning(path, head, reader.size), folder=False)
+        return any(format.program and format.score(path, head, reader.size) for format in able)
 
 
 def _piece(path: str) -> Iterator[Finding]:
@@ -154,7 +156,8 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Expect
         before = b"" if head.startswith(b"PK") else reader.read(0, min(size, FAR))
     if safetensors.score(path, head, size) >= 100:
         return repair_safetensors(path, fill=fill, donor=donor)
-    if any(format.score(path, head, size) for format in FORMATS.of(folder=False) if not format.edits):
+    able = FORMATS.possible(Beginning(path, head, size), folder=False)
+    if any(format.score(path, head, size) for format in able if not format.edits):
         return _of_wreck(_read_whole(path), fill, donor, like)
     if (start := _LEGACY.search(before)) is not None:
         return _of_wreck(read_legacy(path, start.start()), fill, donor, like)

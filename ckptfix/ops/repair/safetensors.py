@@ -12,7 +12,7 @@ from ckptfix.errors import BadDirectory, DamagedFile
 from ckptfix.findings.table import found
 from ckptfix.formats.repairs import LostTensor, Repair
 from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.safetensors.header import header_of
+from ckptfix.formats.safetensors.header import ALIGNMENT, header_of
 from ckptfix.formats.safetensors.salvage import salvaged
 from ckptfix.formats.safetensors.ties import follow, ties
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant, taken_from, with_data
@@ -73,6 +73,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     pairs = [follow(key, value, tied, gone) if gone else (key, value) for key, value in checkpoint.metadata.items()]
     metadata = dict(pair for pair in pairs if pair is not None)
     sound = not losses and len(rows) == len(header.rows) and _gapless([(row.begin, row.stop) for row in rows.values()])
+    sound = sound and header.data_start % ALIGNMENT == 0
 
     def plan_to(dest: str) -> Plan:
         if sound:

@@ -708,6 +708,18 @@ def test_parameters_of_one_side_are_named_without_strict(tmp_path: Path) -> None
     assert all(name in text for name in ("d.weight", "a.weight", "b.weight")) and json.dumps(report.as_dict())
 
 
+def test_a_group_that_was_split_gives_its_options_to_groups_that_do_not_differ(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, weight_decay=0.3)
+    train(model, optimizer, 0, 2)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "one.pth")
+    split = torch.optim.AdamW([{"params": list(layer.parameters())} for layer in model.children()], lr=0.1)
+    ckptfix.load_optimizer(split, tmp_path / "one.pth", model=model)
+    assert all((group["lr"], group["weight_decay"]) == (0.5, 0.3) for group in split.param_groups)
+    for parameter in model.parameters():
+        assert torch.equal(split.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg"])
+
+
 def test_groups_that_changed_keep_their_own_options_without_strict(tmp_path: Path) -> None:
     need_named_parameters()
     model = Net()

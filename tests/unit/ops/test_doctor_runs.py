@@ -17,6 +17,7 @@ from run_folders import LAYOUTS, STEPS, built, cut, distributed, trained
 import ckptfix
 from ckptfix.errors import Refused
 from ckptfix.formats.runs import LAYOUTS as ROWS
+from ckptfix.ops.doctor import runs
 from ckptfix.ops.doctor.report import Diagnosis
 
 OLD, NEW = STEPS
@@ -330,15 +331,32 @@ def test_hostile_folders(run: Run, tmp_path: Path) -> None:
     assert ids == {"run-latest"} and "\x1b" not in str(done)
 
 
-def test_no_tensor_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flipped bit of a weight needs the checkpoint itself: `doctor RUN/checkpoint-200`."""
+def test_only_the_tensors_of_the_checkpoint_to_resume_from_are_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     path = run("trainer")
     model = path / "checkpoint-200" / "optimizer.pt"
     data = bytearray(model.read_bytes())
     data[len(data) // 2] ^= 1
     model.write_bytes(data)
     done, ids = examined(path)
-    assert not ids and "no tensor data" in str(done)
+    assert ids == {"run-damaged"} and resumed(done) == "checkpoint-100"
+    assert "tensor data of checkpoint-200, checkpoint-100" in str(done)
+    done = ckptfix.doctor(path, fast=True)
+    assert not done.findings and "no tensor data" in str(done)
+    monkeypatch.setattr(runs, "MOST_DATA", 1000)
+    assert not examined(path)[1]
+
+
+def test_a_run_that_diverged_is_resumed_from_before(tmp_path: Path) -> None:
+    for epoch in (1, 2, 3):
+        model, optimizer, _ = trained(epoch)
+        state = {name: value * (torch.nan if epoch > 1 else 1) for name, value in model.state_dict().items()}
+        row = {"epoch": epoch, "model": state, "optimizer": optimizer.state_dict()}
+        torch.save(row, tmp_path / f"epoch_{epoch}.pth")
+    done, ids = examined(tmp_path)
+    assert ids == {"nan-values"} and resumed(done) == "epoch_1.pth" and done.exit_code() == 0
+    assert "epoch_3.pth has NaN in its weights" in done.sentence
+    with pytest.raises(Refused, match=r"resume from epoch_1\.pth"):
+        ckptfix.fix(tmp_path, tmp_path / "out.pth")
 
 
 def test_files_of_torch_save_are_ordered_by_what_they_hold(run: Run) -> None:

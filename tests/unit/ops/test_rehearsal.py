@@ -86,6 +86,20 @@ def test_a_large_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.Monke
         assert bool(planned) == (size > 1)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_only_a_file_with_no_sound_tensor_is_read_for_its_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """Repair keeps the others for certain; a file without any is refused, which only its plan shows."""
+    planned: list[str] = []
+    read = remains.read_zip
+    monkeypatch.setattr(open_repair, "read_zip", lambda path: planned.append(path) or read(path))
+    torch.save({"w": torch.full((1 << 12,), 7.5)} | ({"b": torch.ones(3)} if whole else {}), tmp_path / "in.pth")
+    data = (tmp_path / "in.pth").read_bytes().replace(torch.full((9,), 7.5).numpy().tobytes(), bytes(36))
+    found = ckptfix.doctor(written(tmp_path / "in.pth", data))
+    assert bool(planned) != whole and [words[1] for words in found.fixes] == ["repair"] * whole
+
+
 def test_a_cut_file_is_read_for_its_repair_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w": torch.ones(1 << 15), "b": torch.ones(3)}, tmp_path / "in.pth")
     written(tmp_path / "in.pth", (tmp_path / "in.pth").read_bytes()[:-300])
