@@ -239,7 +239,7 @@ _TABLE = (
     Command(
         "cast", "Change", "Convert tensors to fp16, bf16, fp8 ...",
         example="ckptfix cast model.safetensors half.safetensors --to bfloat16 --keep '*norm*'",
-        home="ops.cast", cli="values.cast", writes=True, word="cast", at=True,
+        home="ops.cast", cli="values.cast", writes=True, word="cast", in_place=True, at=True,
         other_words=(
             "half", "bf16", "fp16", "float16", "bfloat16", "fp8", "to-fp16", "to-bf16", "quantize", "dtype",
             "to",

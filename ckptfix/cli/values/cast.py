@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli.shared.common import Written, writes
-from ckptfix.cli.shared.options import allow_unmatched_option, at_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option, in_place_option
 from ckptfix.ops import cast
 from ckptfix.ops.writing import WriteOptions
 
@@ -31,10 +31,11 @@ from ckptfix.ops.writing import WriteOptions
         ["--on-overflow"], type=click.Choice(["count", "error"]), default="count", show_default=True,
         help="Count numbers outside the range of DTYPE, or stop with an error.",
     ),
+    in_place_option(),
 )  # fmt: skip
 def command(
     source: str,
-    dest: str,
+    dest: str | None,
     how: WriteOptions,
     *,
     dtype: str,
@@ -55,6 +56,8 @@ def command(
     --scale writes fp8 as transformers and vLLM read it: the matrices of linear layers, each with weight_scale_inv
     (block) or weight_scale, and quantization_config in a folder's config.json. Embeddings, output layers and routers
     are unchanged, unless --only names them.
+
+    --in-place adds the new tensors to a torch zip and keeps the old ones for `ckptfix undo`; other formats need OUT.
     """
 
     return cast.cast(
