@@ -104,7 +104,7 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
 
 @dataclass(frozen=True, slots=True)
 class DirectoryRows:
-    """DirectoryRows of a directory that is to be written.
+    """Rows of a directory that is to be written.
 
     Attributes:
         made: make the rows, once all data before them is written.

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any, Literal
 
 from ckptfix.arguments import checks_types
-from ckptfix.checkpoint import Checkpoint, Data, Edit, Put, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, Edit, Plan, Put, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.quantization import observers
 from ckptfix.elements import arrays
 from ckptfix.elements.arrays import Encoding
@@ -500,7 +500,7 @@ def cast(
                 CastResult, to=name, cast=done.old, kept=done.kept, finish=partial(_counted, done.tallies, name)
             ),
             format=checkpoint.format,
-            plan=plan_edits(checkpoint, done.edits, dest),
+            plan=_planned(checkpoint, done, dest, None if only else name),
             promise=replace(everything(checkpoint), puts=done.puts),
             lines=lines,
             findings=done.findings,
@@ -509,6 +509,17 @@ def cast(
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
     folder = True if scale is not None and dest is not None and _folder_of(source, dest) else None
     return carry_out(source, dest, make, how, folder=folder)
+
+
+def _planned(checkpoint: Checkpoint, casts: Casts, dest: str, dtype: str | None) -> Plan:
+    """Plan the output; with `dtype`, the config.json of a folder states it."""
+    plan = plan_edits(checkpoint, casts.edits, dest)
+    if dtype is None or not casts.puts or not format_of(checkpoint).folder:
+        return plan
+    # Few checkpoints are folders, and casts of others start faster without this import.
+    from ckptfix.ops.cast.config import with_dtype
+
+    return replace(plan, files=with_dtype(checkpoint, plan.files, dtype))
 
 
 def _counted(counts: Tallies, to: str, result: Result) -> Result:
