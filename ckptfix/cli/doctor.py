@@ -188,7 +188,7 @@ def _explained(console: Console, id: str, entry: FindingKind | None, ids: tuple[
         from difflib import get_close_matches
 
         near = get_close_matches(id, ids, 3, 0.4)
-        advice = f" Did you mean {' or '.join(near)}?" if near else ""
+        advice = f" Did you mean {' or '.join(near)}?" if near else " `ckptfix help findings` lists them."
         raise click.UsageError(f"No finding is called {id!r}.{advice}")
     if console.json:
         from ckptfix.ops.doctor.report import explained

@@ -81,12 +81,19 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
     if isinstance(error, BrokenPipeError):
         _tell(console, written)
         return 128 + platform.SIGPIPE
+    example = None
+    if isinstance(error, click.UsageError):
+        from ckptfix.cli.shared.wrong_words import reworded
+
+        example = reworded(error, console.command)
     document = describe(error)
     if isinstance(error, click.ClickException):
         text = StringIO()
         error.show(text)
         for line in text.getvalue().splitlines():
             console.note(line, "damage" if line.startswith("Error: ") else None, len("Error"))
+        if example is not None:
+            console.note(f"Example: {example}")
     else:
         what, *more = said(error, document)
         console.note(what, "damage")

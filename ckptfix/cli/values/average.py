@@ -44,7 +44,7 @@ def command(
     """
 
     if not more and last is None:
-        raise click.UsageError("Give at least two inputs and -o OUT, or a folder and --last N.")
+        raise click.UsageError("Give -o OUT and at least two inputs, or a folder and --last N.")
     return average.average(
         [source, *more], dest, weights=None if weights is None else _numbers(weights), ema=ema, last=last, at=at,
         **how.keywords(),

@@ -33,5 +33,5 @@ def command(
     """
 
     if not more:
-        raise click.UsageError("Give at least two inputs, and -o OUT.")
+        raise click.UsageError("Give -o OUT, and at least two inputs.")
     return merge.merge([source, *more], dest, at=at, to=to, **how.keywords())
