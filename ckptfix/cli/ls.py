@@ -75,6 +75,9 @@ def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: st
     elif not rows:
         where = " and ".join(map(printable, paths))
         console.note(f"no checkpoints in {where}" + ("" if recursive else "; -r searches the folders in it too"))
+    elif len(rows) == 1 and rows[0].error is not None and not rows[0].size:
+        # A table of one file that is not there has nothing to compare.
+        console.note(f"{printable(rows[0].path)}: {printable(rows[0].error)}", "damage")
     else:
         _show(console, rows)
     if rows and all(row.error is not None for row in rows):
