@@ -101,8 +101,8 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
     like_at_option(),
     click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     click.Option(
-        ["--fail-on"], type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,
-        help="The least severe finding that makes the exit code 1.",
+        ["--fail-on"], metavar="LEVEL", type=click.Choice(["error", "warning", "never"]), default="error",
+        show_default=True, help="Findings that make the exit code 1. LEVEL is error, warning or never.",
     ),
     click.Option(
         ["--explain"], metavar="ID", shell_complete=values.findings, help="Explain a finding in detail, and stop."

@@ -30,12 +30,12 @@ from ckptfix.ops.writing import WriteOptions
         ["--to"],
         metavar="zip|legacy|safetensors",
         shell_complete=values.formats,
-        help="Format of OUT (default: from OUT's suffix). torch means zip.",
+        help="Format of OUT (default: from its suffix). `torch` means zip.",
     ),
     click.Option(
         ["--drop-unsupported"],
         is_flag=True,
-        help="Leave out and list tensors that OUT's format cannot hold; then the exit code is 3.",
+        help="Leave out what OUT's format cannot hold. It is listed, and the exit code is 3.",
     ),
 )
 def command(

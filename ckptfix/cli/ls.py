@@ -51,7 +51,7 @@ SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters", "lo
         ["--sort"], type=click.Choice(list(_SORTS)), default="name", show_default=True,
         help="Order of the lines: largest numbers first, worst findings first.",
     ),
-    click.Option(["--check"], is_flag=True, help="Read all data, and show which checkpoints are whole."),
+    click.Option(["--check"], is_flag=True, help="Read all data: which checkpoints are whole?"),
 )  # fmt: skip
 def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: str, check: bool) -> int:
     """List checkpoints, one line each.

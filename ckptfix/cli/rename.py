@@ -32,7 +32,7 @@ from ckptfix.ops.writing import WriteOptions
     ),
     click.Option(
         ["--line", "lines"], metavar="LINE", multiple=True,
-        help="A line of such a file, such as 'fc.weight -> fc.weight | rows to=1000'. Repeatable; without --map.",
+        help="A line of such a file. Repeatable; without --map. Example: 'fc.weight -> fc.weight | rows to=1000'.",
     ),
     click.Option(["--reverse"], is_flag=True, help="Apply the file of --map in reverse."),
     *names_options(),

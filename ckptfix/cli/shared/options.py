@@ -30,7 +30,7 @@ def like_at_option() -> click.Option:
 
 def allow_unmatched_option() -> click.Option:
     """Make the option --allow-unmatched, for commands that take patterns or keys."""
-    return click.Option(
+    return CommonOption(
         ["--allow-unmatched"], is_flag=True, help="Warn of a pattern or key that matches nothing; do not stop."
     )
 

@@ -25,11 +25,11 @@ from ckptfix.ops.writing import WriteOptions
     at_option(),
     click.Option(
         ["--scale"], type=click.Choice(["tensor", "row", "block"]),
-        help="With --to float8_e4m3fn: write a scale for each matrix, each row of it, or each block of 128 x 128.",
+        help="For fp8: write scales for whole matrices, rows or blocks of 128 x 128. With --to float8_e4m3fn.",
     ),
     click.Option(
         ["--on-overflow"], type=click.Choice(["count", "error"]), default="count", show_default=True,
-        help="Count numbers outside the range of DTYPE, or stop with an error.",
+        help="Numbers out of range. Count them, or stop with an error.",
     ),
     in_place_option(),
 )  # fmt: skip
