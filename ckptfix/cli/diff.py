@@ -77,7 +77,7 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
     ),
     click.Option(
         ["--sort"], type=click.Choice(SORTS), default="change", show_default=True,
-        help="Order of the tensors that differ. --json keeps the order of the file.",
+        help="Order of the rows. --json keeps the order of the file.",
     ),
     click.Option(["--by-layer"], is_flag=True, help="Show a row for each layer, not for each tensor."),
     *reports.html_options(),

@@ -17,7 +17,7 @@ from ckptfix.ops.writing import WriteOptions
         ["--at"],
         metavar="PATH",
         shell_complete=values.addresses,
-        help="Extract the state dict or module at this address, such as model (see inspect); / is the top level.",
+        help="Extract what is at this address, such as model (see inspect); / is the top level.",
     ),
     click.Option(["--ema"], is_flag=True, help="Extract the averaged weights, under the keys of the plain model."),
     click.Option(

@@ -42,7 +42,7 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
 @reads(
     "inspect",
     files_argument("path", "FILE..."),
-    click.Option(["--tensors"], is_flag=True, help="Show only the tensors, no facts about the file."),
+    click.Option(["--tensors"], is_flag=True, help="Show only the tensors. Leave out facts about the file."),
     click.Option(["--tree"], is_flag=True, help="Show the tensors as a tree of modules; similar layers are folded."),
     click.Option(["--depth"], metavar="N", type=click.IntRange(min=1), help="Levels of the tree. Implies --tree."),
     click.Option(

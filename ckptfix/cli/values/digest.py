@@ -35,7 +35,7 @@ ROWS = 40
     click.Option(["--check-at"], metavar="PATH", help="Like --at, for OTHER."),
     click.Option(
         ["--algorithm"], metavar="NAME", type=click.Choice(["sha256", "sha512", "blake2b", "blake3"]), default="sha256",
-        show_default=True, help="sha256, sha512, blake2b or blake3. blake3 is the fastest, if its package is installed.",
+        show_default=True, help="Hash algorithm. sha256, sha512, blake2b; or blake3, the fastest, if it is installed.",
     ),
     click.Option(["--files"], is_flag=True, help="Hash whole files, as sha256sum does; for a folder, all files in it."),
     click.Option(["--hub"], is_flag=True, help="Check the files of a Hugging Face cache. Their names are hashes."),
