@@ -102,26 +102,30 @@ _PLAINER = (
 _NOT_ONE_OF = re.compile(r"'(.*?)' is not one of ")
 
 
-def reworded(error: click.UsageError, command: str | None) -> str | None:
-    """Make the message of `error` plainer, and return the example that shows what `command` takes.
-
-    Return None where the message itself names a command line.
-    """
+def reworded(text: str) -> str:
+    """Return a message of click in plainer words."""
     for pattern, plain in _PLAINER:
-        error.message = pattern.sub(plain, error.message)
+        text = pattern.sub(plain, text)
+    return text
+
+
+def advice(error: click.UsageError, command: str | None) -> tuple[str, str | None]:
+    """Return a sentence after the message of `error`, which may be empty, and the example that shows what is right.
+
+    The example is None where the message itself names a command line.
+    """
     typed = _NOT_ONE_OF.search(error.message)
     param = getattr(error, "param", None)
     if typed is not None and isinstance(param, click.Parameter) and isinstance(param.type, click.Choice):
         from difflib import get_close_matches
 
         near = get_close_matches(typed[1].lower(), [str(one) for one in param.type.choices], n=1)
-        error.message += f" Did you mean {near[0]}?" if near else ""
-        return None
+        return (f" Did you mean {near[0]}?" if near else ""), None
     row = COMMANDS.get(command or "")
     if row is None or "`" in error.message or isinstance(error, click.NoSuchOption):
-        return None
+        return "", None
     wanted = set(param.opts) if isinstance(param, click.Option) else set()
     lines = [line for line in row.all_examples if not wanted or wanted & set(line.split())]
     # A command of a group has examples of its own.
     own = [line for line in lines if error.ctx is not None and f" {error.ctx.info_name} " in line]
-    return next(iter(own or lines), None)
+    return "", next(iter(own or lines), None)

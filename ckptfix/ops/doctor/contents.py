@@ -205,7 +205,7 @@ _JUDGES = re.compile(r"(.*_)?(criterion|loss|loss_fn|metrics?|acc|accuracy|auroc
 
 
 def _base_of(checkpoint: Checkpoint, at: str) -> str:
-    """Name the attribute of a LightningModule that holds all weights at `at` but those of a loss; "" if there is none."""
+    """Name the attribute of a LightningModule that holds all weights at `at` but those of a loss, or ""."""
     counts = Counter(entry.key.partition(".")[0] for entry in checkpoint.entries_at(at))
     plain = any("." not in entry.key for entry in checkpoint.entries_at(at))
     beside = [name for name in counts if _JUDGES.fullmatch(name)]
