@@ -67,7 +67,7 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
     dequantized_option(),
     *names_options(),
     click.Option(["--rules"], metavar="FILE", type=FileName(),
-                 help="A file of rules that A goes through before it is compared; with --names, the table."),
+                 help="Rules for A, before it is compared. With --names, the table."),
     click.Option(["--quick"], is_flag=True, help="Trust equal CRC-32s: do not read such tensors."),
     click.Option(
         ["--limit"],
