@@ -48,7 +48,7 @@ def names_options(both: bool = True) -> tuple[click.Option, ...]:
     Args:
         both: --names is FROM:TO, rather than TO alone.
     """
-    table = "Names of another library. The names and layout of a model in another library, by a table: `ckptfix help names` lists them."
+    table = "Names of another library, by a table. It has the layout too; `ckptfix help names` lists them."
     return (
         click.Option(
             ["--names"], metavar="FROM:TO" if both else "[FROM:]TO", shell_complete=values.names, help=table
