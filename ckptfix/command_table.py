@@ -239,7 +239,7 @@ _TABLE = (
     Command(
         "cast", "Change", "Convert tensors to fp16, bf16, fp8 ...",
         example="ckptfix cast model.safetensors half.safetensors --to bfloat16 --keep '*norm*'",
-        home="ops.cast", cli="values.cast", writes=True, word="cast", at=True,
+        home="ops.cast", cli="values.cast", writes=True, word="cast", in_place=True, at=True,
         other_words=(
             "half", "bf16", "fp16", "float16", "bfloat16", "fp8", "to-fp16", "to-bf16", "quantize", "dtype",
             "to",
@@ -306,13 +306,13 @@ _TABLE = (
     ),
     Command(
         "map-location", "Change", "Move tensors to another device.",
-        example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
+        example="ckptfix map-location model.pth moved.pth cuda:1",
         home="ops.relocate", writes=True, word="moved", in_place=True,
         other_words=(
             "cpu", "device", "to-cuda", "cuda", "to-gpu", "gpu", "to-mps",
         ),
         examples=(
-            "ckptfix map-location IN.pth OUT.pth cuda:1",
+            "ckptfix map-location model.pth swapped.pth cuda:0=cuda:1 cuda:1=cuda:0",
         ),
         other_options=(
             ("--to", "DEVICE as the last word"),

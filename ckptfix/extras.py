@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 
 from ckptfix.errors import MissingExtra
 
@@ -24,11 +26,22 @@ def need_textual(what: str) -> None:
     _need("textual", "browse", what)
 
 
-def _need(package: str, extra: str, what: str) -> None:
+def need_zstd(what: str) -> ModuleType:
+    """Return the module that decompresses zstd: of Python itself since 3.14. Raises like `need_torch`."""
+    return _need("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "zstd", what)
+
+
+def need_lz4(what: str) -> ModuleType:
+    """Return the module that decompresses frames of LZ4. Raises like `need_torch`."""
+    return _need("lz4.frame", "lz4", what)
+
+
+def _need(package: str, extra: str, what: str) -> ModuleType:
     try:
-        import_module(package)
+        return import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package:
+        if error.name is None or not f"{package}.".startswith(f"{error.name}."):
             raise
         hint = f"pip install 'ckptfix[{extra}]'"
-        raise MissingExtra(f"{what} needs {package}, which is not installed", name=package, hint=hint) from None
+        name = package.removesuffix(".frame")
+        raise MissingExtra(f"{what} needs {name}, which is not installed", name=name, hint=hint) from None

@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 from ckptfix.cli.shared import values
-from ckptfix.cli.shared.common import FileName, Written, writes
+from ckptfix.cli.shared.common import MoreInputs, Written, writes
 from ckptfix.cli.shared.operands import CommonOption
 from ckptfix.cli.shared.options import allow_unmatched_option, at_option, names_options
 from ckptfix.formats.target import FormatName
@@ -17,18 +17,18 @@ from ckptfix.ops.writing import WriteOptions
 
 @writes(
     "convert",
-    click.Argument(["more"], metavar="[IN ...]", nargs=-1, required=False, type=FileName()),
+    MoreInputs(),
     click.Option(
         ["--to"],
         metavar="FORMAT",
         shell_complete=values.formats,
-        help="zip, legacy, safetensors, hf, dcp, megatron or meta (default: from OUT's suffix). torch means zip; the "
+        help="zip, legacy, safetensors, hf, dcp, megatron or meta (default: from OUT's suffix). `torch` means zip; the "
         "last four are folders.",
     ),
     click.Option(
         ["--shard-size"],
         metavar="SIZE",
-        help="With --to hf or dcp, or OUT without a suffix: maximum file size, such as 500MB or 2GiB. Default: 5GB.",
+        help="Maximum size of a shard, such as 2GB. With --to hf or dcp, or OUT without a suffix. Default: 5GB.",
     ),
     at_option(),
     click.Option(
@@ -37,7 +37,7 @@ from ckptfix.ops.writing import WriteOptions
         help="Cast the weights, such as fp16 or bf16, as `ckptfix cast`. With --dequantize: bf16, fp16 or fp32.",
     ),
     click.Option(["--unwrap"], is_flag=True, help="Remove the prefixes of wrappers, as `ckptfix unwrap`."),
-    click.Option(["--strip-prefix"], metavar="P", help="Remove the prefix P, such as model., from the keys."),
+    click.Option(["--strip-prefix"], metavar="P", help="Remove the prefix P from the keys. For example model."),
     *names_options(both=False),
     click.Option(["--keep"], metavar="GLOB", multiple=True, help="Keep the tensors whose keys in IN match."),
     click.Option(["--drop"], metavar="GLOB", multiple=True, help="Leave out the tensors whose keys in IN match."),
@@ -45,17 +45,17 @@ from ckptfix.ops.writing import WriteOptions
     click.Option(
         ["--drop-unsupported"],
         is_flag=True,
-        help="Leave out and list what OUT's format cannot hold; then the exit code is 3.",
+        help="Leave out what OUT's format cannot hold. It is listed, and the exit code is 3.",
     ),
     click.Option(
         ["--weights"],
         type=click.Choice(["fp32", "model"]),
-        help="For a DeepSpeed folder: the fp32 master weights (default), or the weights that the model computed with.",
+        help="DeepSpeed: which weights. The fp32 master weights (default), or those that the model computed with.",
     ),
     click.Option(
         ["--optimizer"],
         is_flag=True,
-        help="For a DeepSpeed folder: include the optimizer state, by parameter name; not for safetensors.",
+        help="DeepSpeed: include the optimizer state. By parameter name; not for safetensors.",
     ),
     click.Option(
         ["--dequantize"],
@@ -105,7 +105,7 @@ def command(
     drop: tuple[str, ...],
     allow_unmatched: bool,
 ) -> Written:
-    """Convert IN to another container: torch zip, torch legacy, safetensors, or shards of these.
+    """Convert IN to torch zip (1.6 and later), legacy or safetensors, or shards.
 
     --dtype, --unwrap, --strip-prefix, --names, --keep and --drop make a model ready to deploy in the same pass, from
     any IN: they choose tensors by the keys of IN, remove prefixes, give it the names of another library, and cast, as

@@ -67,8 +67,8 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
     dequantized_option(),
     *names_options(),
     click.Option(["--rules"], metavar="FILE", type=FileName(),
-                 help="A file of rules that A goes through before it is compared; with --names, the table."),
-    click.Option(["--quick"], is_flag=True, help="Treat tensors with the same CRC-32 and size as equal, unread."),
+                 help="Rules for A, before it is compared. With --names, the table."),
+    click.Option(["--quick"], is_flag=True, help="Trust equal CRC-32s: do not read such tensors."),
     click.Option(
         ["--limit"],
         metavar="N",
@@ -77,9 +77,9 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
     ),
     click.Option(
         ["--sort"], type=click.Choice(SORTS), default="change", show_default=True,
-        help="Order of the tensors that differ. --json keeps the order of the file.",
+        help="Order of the rows. --json keeps the order of the file.",
     ),
-    click.Option(["--by-layer"], is_flag=True, help="Show a row for each layer, instead of one for each tensor."),
+    click.Option(["--by-layer"], is_flag=True, help="Show a row for each layer, not for each tensor."),
     *reports.html_options(),
 )
 def command(

@@ -101,8 +101,8 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
     like_at_option(),
     click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     click.Option(
-        ["--fail-on"], type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,
-        help="The least severe finding that makes the exit code 1.",
+        ["--fail-on"], metavar="LEVEL", type=click.Choice(["error", "warning", "never"]), default="error",
+        show_default=True, help="Findings that make the exit code 1. LEVEL is error, warning or never.",
     ),
     click.Option(
         ["--explain"], metavar="ID", shell_complete=values.findings, help="Explain a finding in detail, and stop."
@@ -188,7 +188,7 @@ def _explained(console: Console, id: str, entry: FindingKind | None, ids: tuple[
         from difflib import get_close_matches
 
         near = get_close_matches(id, ids, 3, 0.4)
-        advice = f" Did you mean {' or '.join(near)}?" if near else ""
+        advice = f" Did you mean {' or '.join(near)}?" if near else " `ckptfix help findings` lists them."
         raise click.UsageError(f"No finding is called {id!r}.{advice}")
     if console.json:
         from ckptfix.ops.doctor.report import explained

@@ -17,7 +17,7 @@ from ckptfix.ops.writing import WriteOptions
         ["--at"],
         metavar="PATH",
         shell_complete=values.addresses,
-        help="Extract the state dict or module at this address, such as model (see inspect); / is the top level.",
+        help="Extract what is at this address, such as model (see inspect); / is the top level.",
     ),
     click.Option(["--ema"], is_flag=True, help="Extract the averaged weights, under the keys of the plain model."),
     click.Option(
@@ -31,12 +31,12 @@ from ckptfix.ops.writing import WriteOptions
         ["--to"],
         metavar="zip|legacy|safetensors",
         shell_complete=values.formats,
-        help="Format of OUT (default: from OUT's suffix). torch means zip.",
+        help="Format of OUT (default: from its suffix). `torch` means zip.",
     ),
     click.Option(
         ["--drop-unsupported"],
         is_flag=True,
-        help="Leave out and list tensors that OUT's format cannot hold; then the exit code is 3.",
+        help="Leave out what OUT's format cannot hold. It is listed, and the exit code is 3.",
     ),
 )
 def command(

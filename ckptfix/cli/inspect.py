@@ -42,12 +42,12 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
 @reads(
     "inspect",
     files_argument("path", "FILE..."),
-    click.Option(["--tensors"], is_flag=True, help="Show only the tensors, without the facts about the file."),
+    click.Option(["--tensors"], is_flag=True, help="Show only the tensors. Leave out facts about the file."),
     click.Option(["--tree"], is_flag=True, help="Show the tensors as a tree of modules; similar layers are folded."),
     click.Option(["--depth"], metavar="N", type=click.IntRange(min=1), help="Levels of the tree. Implies --tree."),
     click.Option(
         ["--filter", "globs"], metavar="GLOB | /REGEX/", multiple=True,
-        help="Show only tensors whose keys match GLOB or contain a match of REGEX. Repeatable.",
+        help="Show only tensors whose keys match. GLOB matches whole keys, REGEX a part. Repeatable.",
     ),
     click.Option(
         ["--sort"], type=click.Choice(list(_SORTS)), default="file", show_default=True, help="Order of the tensors."
@@ -59,7 +59,7 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
         help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
     *reports.html_options(),
-    click.Option(["--values"], is_flag=True, help="With --html: read the tensors to add histograms and statistics."),
+    click.Option(["--values"], is_flag=True, help="With --html: add histograms and statistics. It reads tensors."),
     *search_options(),
     operands=Inputs("path", FullText),
 )

@@ -51,7 +51,7 @@ SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters", "lo
         ["--sort"], type=click.Choice(list(_SORTS)), default="name", show_default=True,
         help="Order of the lines: largest numbers first, worst findings first.",
     ),
-    click.Option(["--check"], is_flag=True, help="Read all data, and show which checkpoints are whole."),
+    click.Option(["--check"], is_flag=True, help="Read all data: which checkpoints are whole?"),
 )  # fmt: skip
 def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: str, check: bool) -> int:
     """List checkpoints, one line each.
@@ -75,6 +75,9 @@ def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: st
     elif not rows:
         where = " and ".join(map(printable, paths))
         console.note(f"no checkpoints in {where}" + ("" if recursive else "; -r searches the folders in it too"))
+    elif len(rows) == 1 and rows[0].error is not None and not rows[0].size:
+        # A table of one file that is not there has nothing to compare.
+        console.note(f"{printable(rows[0].path)}: {printable(rows[0].error)}", "damage")
     else:
         _show(console, rows)
     if rows and all(row.error is not None for row in rows):

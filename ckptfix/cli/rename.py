@@ -8,6 +8,7 @@ import click
 
 from ckptfix.cli.shared.common import FileName, Written, writes
 from ckptfix.cli.shared.options import allow_unmatched_option, at_option, in_place_option, link_option, names_options
+from ckptfix.commands import word
 from ckptfix.ops import rename
 from ckptfix.ops.writing import WriteOptions
 
@@ -31,7 +32,7 @@ from ckptfix.ops.writing import WriteOptions
     ),
     click.Option(
         ["--line", "lines"], metavar="LINE", multiple=True,
-        help="A line of such a file, such as 'fc.weight -> fc.weight | rows to=1000'. Repeatable; without --map.",
+        help="A line of such a file. Repeatable; without --map. Example: 'fc.weight -> fc.weight | rows to=1000'.",
     ),
     click.Option(["--reverse"], is_flag=True, help="Apply the file of --map in reverse."),
     *names_options(),
@@ -94,5 +95,9 @@ def split_substitution(text: str) -> tuple[str, str]:
     """
     match = re.match(r"((?:[^\\=]|\\.)+)=(.*)", text, re.DOTALL)
     if match is None:
-        raise click.BadParameter(f"{text!r} is not REGEX=REPLACEMENT.", param_hint="--sub")
+        from ckptfix.cli.shared.wrong_words import substitution
+
+        meant = substitution(text)
+        advice = "" if meant is None else f" Did you mean --sub {word(meant)}?"
+        raise click.BadParameter(f"{text!r} is not REGEX=REPLACEMENT.{advice}", param_hint="--sub")
     return match[1], match[2]

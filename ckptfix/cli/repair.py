@@ -35,7 +35,7 @@ _OTHERS = Others()
         ["--fill-from"],
         metavar="OTHER",
         type=FileName(),
-        help="Copy lost tensors from OTHER: an older checkpoint with the same keys, shapes and dtypes.",
+        help="Copy lost tensors from an older checkpoint. OTHER has the same keys, shapes and dtypes.",
     ),
     click.Option(
         ["--like"],

@@ -20,7 +20,7 @@ from ckptfix.ops.writing import WriteOptions
     click.Option(["--torch"], metavar="VERSION", help="Write a file that this torch version can read (1.5 or later)."),
     click.Option(
         ["--parts"], is_flag=True,
-        help="Write tensors of torchao, tensordict and torch.nested as dicts of their parts.",
+        help="Write tensor subclasses as dicts of their parts. Those of torchao, tensordict and torch.nested.",
     ),
 )
 def command(

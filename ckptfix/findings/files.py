@@ -39,7 +39,7 @@ CONTAINERS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "compressed", "error", "compressed as a whole",
-        "gzip, bzip2, xz or zstd was applied to the whole checkpoint, by hand or by a server. torch says "
+        "gzip, bzip2, xz, zstd or lz4 was applied to the whole checkpoint, by hand or by a server. torch says "
         "`invalid load key, '\\x1f'` or `Unsupported operand 31`. All data is intact under the compression.",
         (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW), _REPAIR,
     ),

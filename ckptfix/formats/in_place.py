@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckptfix.checkpoint import ByteRange, OutputFile
+from ckptfix.checkpoint import ByteRange, Derived, OutputFile
 from ckptfix.errors import Unsupported
 from ckptfix.io.source import open_source
 from ckptfix.io.virtual_files import PlannedFile
@@ -17,8 +17,11 @@ def unchanged(file: OutputFile) -> bool:
     return all(isinstance(segment, ByteRange) for segment in file.segments) and len(file.segments) < 2
 
 
-def head_of(file: OutputFile, size: int) -> tuple[bytes, ByteRange]:
+def head_of(file: OutputFile, size: int, start: int) -> tuple[bytes, ByteRange]:
     """Return the bytes before the data of a planned file, and its data, which ends a file of `size` bytes.
+
+    Args:
+        start: offset of the data in the existing file.
 
     Raises:
         Unsupported: the edit changes data too.
@@ -29,7 +32,7 @@ def head_of(file: OutputFile, size: int) -> tuple[bytes, ByteRange]:
         data = ByteRange(file.path, size, 0)
     length = file.nbytes - data.length
     before = file.segments[:-1] if data.length else file.segments
-    if any(isinstance(segment, ByteRange) and segment.length > data.offset for segment in before):
+    if any(isinstance(one, Derived) or (isinstance(one, ByteRange) and one.end > start) for one in before):
         raise data_moves(file.path)
     with open_source(PlannedFile(file)) as reader:
         return reader.read(0, length), data
@@ -37,7 +40,7 @@ def head_of(file: OutputFile, size: int) -> tuple[bytes, ByteRange]:
 
 def data_moves(path: str) -> Unsupported:
     """Return the error for an edit that changes more than the bytes before the data."""
-    message = "the edit changes data too; an in-place edit can change only names and devices"
+    message = "the edit changes data too, and only a torch zip can take that in place"
     return Unsupported(message, path=path, hint=A_COPY)
 
 

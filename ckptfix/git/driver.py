@@ -148,7 +148,8 @@ def status(scope: Scope) -> Setup:
     looked_at = _files(scope, shared=False, all_of_them=True)
     files = [path for path in looked_at if attributes.enabled(_content(path) or b"")]
     enabled = bool(files) and f"diff.{DRIVER}.textconv" in found
-    lines = [f"{'enabled' if enabled else 'not enabled'} {_where(scope)}"]
+    turned_on = "ckptfix git enable" + (" --global" if scope == "global" else "")
+    lines = [f"enabled {_where(scope)}" if enabled else f"not enabled {_where(scope)}: `{turned_on}` does it"]
     lines += [f"paths: {path}" for path in files]
     lines += [f"{key} = {value}" for key, value in found.items()]
     if found and found != commands():

@@ -5,13 +5,15 @@ Data is decompressed only as far as the caller requests, and the caller bounds t
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data
-from ckptfix.errors import Unsupported
+from ckptfix.errors import MissingExtra, Unsupported
+from ckptfix.extras import need_lz4, need_zstd
 from ckptfix.io.source import BATCH, Name, Source, open_source
 
 MAX_RATIO = 100
@@ -23,11 +25,22 @@ MEMORY = 1 << 28
 
 
 class Packing(NamedTuple):
-    """A compression format: its name, its first bytes, and a factory of its decompressor."""
+    """A compression format: its name, its first bytes, and a factory of its decompressor.
+
+    The factory raises `MissingExtra` if the package that decompresses it is not installed.
+    """
 
     name: str
     magic: bytes
     start: Callable[[], Any]
+
+    def missing(self) -> MissingExtra | None:
+        """Return the error about the package that decompresses it; None if there is nothing to install."""
+        try:
+            self.start()
+        except MissingExtra as error:
+            return error
+        return None
 
 
 def _bz2() -> Any:
@@ -42,12 +55,23 @@ def _xz() -> Any:
     return LZMADecompressor(memlimit=MEMORY)
 
 
+def _zstd() -> Any:
+    # It refuses windows of more than 128 MiB, as the command zstd does without --long.
+    return need_zstd("zstd-compressed data").ZstdDecompressor()
+
+
+def _lz4() -> Any:
+    return need_lz4("LZ4-compressed data").LZ4FrameDecompressor()
+
+
 BZIP2 = Packing("bzip2", b"BZh", _bz2)
 
 PACKINGS = (
     Packing("gzip", b"\x1f\x8b\x08", lambda: zlib.decompressobj(31)),
     BZIP2,
     Packing("xz", b"\xfd7zXZ\0", _xz),
+    Packing("zstd", b"\x28\xb5\x2f\xfd", _zstd),
+    Packing("LZ4", b"\x04\x22\x4d\x18", _lz4),
 )
 
 _ZLIB = tuple(
@@ -61,7 +85,9 @@ def faults() -> tuple[type[Exception], ...]:
     """Return the exceptions that the decompressors raise for damaged data."""
     from lzma import LZMAError
 
-    return zlib.error, LZMAError, OSError, ValueError, EOFError
+    zstd = [getattr(sys.modules.get(name), "ZstdError", None) for name in ("compression.zstd", "backports.zstd")]
+    # lz4 raises RuntimeError.
+    return zlib.error, LZMAError, OSError, ValueError, EOFError, RuntimeError, *filter(None, zstd)
 
 
 def packing_of(head: bytes) -> Packing | None:
@@ -102,7 +128,7 @@ class Unpacked:
                     return
                 if piece:
                     yield piece
-                packed = stream.unused_data if stream.eof else getattr(stream, "unconsumed_tail", b"")
+                packed = stream.unused_data or b"" if stream.eof else getattr(stream, "unconsumed_tail", b"")
                 if stream.eof and not packed:
                     break
         self.whole = stream.eof

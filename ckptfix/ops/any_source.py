@@ -33,6 +33,7 @@ from ckptfix.ops.writing import (
     Result,
     WriteOptions,
     carry_out_file,
+    companions,
     copy_note,
     existing,
     refuse_destination,
@@ -179,6 +180,10 @@ def working_format(format: Format, target: Format) -> Format:
     return FORMATS["legacy" if "objects" in format.states else "safetensors"]
 
 
+Amend = Callable[[Checkpoint, Sequence[OutputFile]], Sequence[OutputFile]]
+"""The type of a function that changes the copies of the files beside a checkpoint."""
+
+
 @dataclass(slots=True)
 class _Run:
     """The commands on one source: `operations`, with the conversions around them.
@@ -195,6 +200,7 @@ class _Run:
         module: the source is a whole module, whose state dict is extracted.
         alone: the output holds only the state dict at `at`.
         several: the files of all ranks, which the first conversion joins; `source` is the first of them.
+        amend: changes the files that follow a folder into another folder.
         names: the names of planned files.
     """
 
@@ -211,6 +217,7 @@ class _Run:
     module: bool = False
     alone: bool = False
     several: Sequence[StrPath] = ()
+    amend: Amend | None = None
     names: set[str] = field(default_factory=set)
 
     def carried_out(self, chain: Chain) -> tuple[list[Result], list[Result]]:
@@ -279,11 +286,14 @@ class _Run:
 
     def along(self, plan: Plan) -> list[OutputFile]:
         """Return the companion files that follow a folder into another folder."""
-        if not self.target.folder or not self.opened.format.folder or self.several:
+        if not self.target.folder or self.several:
             return []
         names = {file.path for file in plan.files}
         checkpoint = formats.open_checkpoint(self.opened.path)
-        return [file for file in self.opened.format.companions(checkpoint, self.dest) if file.path not in names]
+        around = companions(checkpoint, self.source, self.dest)
+        if self.amend is not None:
+            around = tuple(self.amend(checkpoint, around))
+        return [file for file in around if file.path not in names]
 
 
 def _joining(
@@ -319,6 +329,7 @@ def carry_out(
     alone: bool = False,
     several: Sequence[StrPath] = (),
     headline: bool = False,
+    amend: Amend | None = None,
 ) -> R:
     """Carry out commands on a source in any format, and write the result once.
 
@@ -336,6 +347,7 @@ def carry_out(
         alone: the output holds only the state dict at `at`.
         several: the files of all ranks of a job; `source` is the first of them.
         headline: the first line says what becomes what.
+        amend: changes the files beside a checkpoint that follow it into a folder.
 
     Raises:
         CkptfixError: as the commands, and as `opened`.
@@ -360,6 +372,7 @@ def carry_out(
             module=module,
             alone=alone,
             several=several,
+            amend=amend,
         )
         stack.push(lambda *left: _with_names(dict.fromkeys(run.names - {path, run.dest}, path), *left))
         try:

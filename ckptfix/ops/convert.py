@@ -413,7 +413,7 @@ class ConvertResult(Result):
                 {"name": name, "key": key, "dtype": dtype} for name, (key, dtype) in self.dequantized.items()
             ],
             "companions": list(self.companions),
-            **({"steps": [one.as_dict() for one in self.steps]} if self.steps else {}),
+            "steps": [one.as_dict() for one in self.steps],
         }
 
 
@@ -505,8 +505,6 @@ def convert(
         )
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    if to is None and shard_size is not None and not as_path(dest).suffix:
-        to = "hf"
     folder = is_folder(to)
     if isinstance(source, list | tuple):
         refuse_destination(dest, source, how, folder=folder)

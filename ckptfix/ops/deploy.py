@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ckptfix.arguments import checks_types
+from ckptfix.checkpoint import Checkpoint, OutputFile
 from ckptfix.errors import NoSuchTensor, PartialPrefix, Refused, StrPath
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, open_checkpoint
@@ -217,12 +218,20 @@ def convert(
         conversion=conversion,
         shaping=shaping,
         headline=True,
+        amend=None if dtype is None or dequantize else partial(_with_dtype, dtype=dtype_of(dtype)),
     )
 
 
 def _first(source: StrPath | Sequence[StrPath]) -> StrPath | None:
     """Return the file, or the first of several."""
     return source if isinstance(source, str | os.PathLike) else next(iter(source), None)
+
+
+def _with_dtype(checkpoint: Checkpoint, files: Sequence[OutputFile], *, dtype: str) -> Sequence[OutputFile]:
+    # Few outputs are folders, and other conversions start faster without this import.
+    from ckptfix.ops.cast.config import with_dtype
+
+    return with_dtype(checkpoint, files, dtype)
 
 
 def _keeps_object(dest: StrPath, to: str | None) -> bool:

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from weakref import finalize
 
 from ckptfix.checkpoint import ByteRange
-from ckptfix.errors import Bomb, CkptfixError, DamagedFile, Unsupported, WriteFailed
+from ckptfix.errors import Bomb, CkptfixError, DamagedFile, Unsupported, WriteFailed, about
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS
@@ -116,12 +116,15 @@ def _write(dest: str, chunks: Iterator[bytes], packed: int) -> str:
 
 def _packed(path: str, place: Folder) -> Layer | None:
     """Unpack gzip, bzip2, xz, or zlib as joblib writes it around the whole file, up to any damage."""
-    with open_source(path) as reader:
+    with about(path), open_source(path) as reader:
         packing = packing_of(reader.read(0, min(reader.size, 8))) or _zlib_of_pickle(reader)
         if packing is None:
             return None
         unpacked = Unpacked(packing, reader.chunks(0, reader.size))
         dest = _write(place(), iter(unpacked), reader.size)
+        if not unpacked.whole and not os.path.getsize(dest):  # noqa: PTH202 (it is text here)
+            message = f"it is packed with {packing.name}, and damaged so early that none of it can be unpacked"
+            raise DamagedFile(message, hint="download or copy it again")
     state = "" if unpacked.whole else ", which is damaged: the data after the damage is lost"
     severity: Severity = "info" if unpacked.whole else "warning"
     message = f"it is packed with {packing.name}{state}"

@@ -20,7 +20,7 @@ from ckptfix.ops import choose
 from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
+from ckptfix.ops.writing import OLD_BYTES, Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 
 STATE_OF_MODULE = "_extra_state"
@@ -203,7 +203,7 @@ def select(
         if gone:
             lines.append(f"left behind: {some(gone)}")
         if gone and in_place and states(checkpoint, "objects"):
-            lines.append("the bytes of what was left out stay in the file: `ckptfix slim` removes them")
+            lines.append(OLD_BYTES)
         lines += [f"{row.where}: {row.message}" for row in done.findings if row.id == "optimizer-left"]
         refuse_damaged(checkpoint, left_out=frozenset(gone))
         return Draft(

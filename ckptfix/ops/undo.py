@@ -106,8 +106,8 @@ def listed(source: StrPath) -> UndoResult:
     path = file_name(source)
     place = beside(_target(path, os.path.realpath(path)), UNDO)
     kept = Path(place).name
-    why = f"{kept} belongs to a different file" if os.path.lexists(place) else f"there is no {kept}"
-    none = f"nothing to undo: {path} has no recorded in-place edits, and {why}"
+    why = f" ({kept} belongs to a different file)" if os.path.lexists(place) else ""
+    none = f"nothing to undo: {path} has no in-place edits{why}"
     return UndoResult(
         path=path, edit=None, unfinished=False, left=records, undone=False, lines=tuple(map(_line, records)) or (none,)
     )

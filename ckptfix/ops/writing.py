@@ -41,6 +41,9 @@ LOSSES = 3
 LEFT_BEHIND = "left behind: "
 """The beginning of the line that lists what an output lacks."""
 
+OLD_BYTES = "the old bytes stay in the file: `ckptfix slim` removes them"
+"""The line about an in-place edit that no longer uses data of the file."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
@@ -264,7 +267,7 @@ def _carry_out_in_place(
         lines = [*draft.lines, inplace.line_of(changes, dry_run=how.dry_run)]
     else:
         lines = [draft.lines[0].replace(copy_note(unchanged=True), "; the file is unchanged"), *draft.lines[1:]]
-    return draft.result(
+    result = draft.result(
         source=checkpoint.path,
         dest=checkpoint.path,
         format=draft.format,
@@ -276,6 +279,7 @@ def _carry_out_in_place(
         exit_code=LOSSES if account.lost or account.damaged else draft.exit_code,
         account=account,
     )
+    return result if result.finish is None else result.finish(result)
 
 
 def _any_file(path: str) -> bool:

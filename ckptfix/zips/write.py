@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
+from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, segment_length
 from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.commands import command
 from ckptfix.errors import BadDirectory
@@ -97,10 +97,47 @@ def fresh_archives(archives: Sequence[Sequence[NewRecord]], *, alone: bool = Fal
 
 def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[int], alone: bool) -> list[Segment]:
     """Return the segments of one archive; the next of `numbers` belongs to its first record without a checksum."""
+    segments, rows, cursor = laid_out(records, sums, numbers, alone=alone)
+    directory = directory_of(rows)
+    return [*segments, directory, end_records(len(records), segment_length(directory), cursor)]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryRows:
+    """Rows of a directory that is to be written.
+
+    Attributes:
+        made: make the rows, once all data before them is written.
+        blank: the same rows, with zeros for the checksums that are not known yet.
+        waits: whether a checksum is not known yet.
+    """
+
+    made: Sequence[Callable[[], bytes]]
+    blank: Sequence[bytes]
+    waits: bool
+
+
+def directory_of(rows: DirectoryRows, before: bytes = b"") -> Segment:
+    """Return a directory of the rows `before` and `rows`."""
+    if not rows.waits:
+        return before + b"".join(rows.blank)
+    made = lambda: (before + b"".join(row() for row in rows.made),)  # noqa: E731 (writing waits for the checksums)
+    blank = before + b"".join(rows.blank)
+    return Derived(len(blank), made, CHECKSUM, blank=blank)
+
+
+def laid_out(
+    records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[int], *, cursor: int = 0, alone: bool = False
+) -> tuple[list[Segment], DirectoryRows, int]:
+    """Return the segments of records that are written from the offset `cursor`, their rows, and the offset behind them.
+
+    Args:
+        sums, numbers: as in `_archive`.
+        alone: as in `fresh_archives`.
+    """
     segments: list[Segment] = []
     rows: list[Callable[[], bytes]] = []
     blank: list[bytes] = []
-    cursor = 0
     waits = False
     for record in records:
         name = record.name.encode("utf-8", "surrogateescape")
@@ -134,14 +171,7 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
             rows.append(lambda crc32=crc32, row=row: row(crc32))  # type: ignore[misc]
             blank.append(row(crc32))
         cursor += len(header) + len(name) + len(extra) + record.size + len(descriptor(0))
-    directory = b"".join(blank)
-    if waits:
-        made = lambda: (b"".join(row() for row in rows),)  # noqa: E731 (writing waits for the checksums)
-        segments.append(Derived(len(directory), made, CHECKSUM, blank=directory))
-    else:
-        segments.append(directory)
-    segments.append(end_records(len(records), len(directory), cursor))
-    return segments
+    return segments, DirectoryRows(rows, blank, waits), cursor
 
 
 def _crc32(data: bytes | Data) -> int:

@@ -251,3 +251,16 @@ def test_a_model_with_a_spectral_norm_is_loaded_from_every_format(to: Any, tmp_p
             load(fresh, file)
             for name, value in saved.state_dict().items():
                 assert torch.equal(fresh.state_dict()[name], value), (to, name)
+
+
+def test_the_prefix_of_a_lightning_module_is_named_beside_a_loss(tmp_path: Path) -> None:
+    state = {"model.a.weight": torch.ones(2, 2), "model.a.bias": torch.ones(2), "criterion.weight": torch.ones(2)}
+    run = {"pytorch-lightning_version": "2.0", "epoch": 1, "global_step": 1, "loops": {}, "state_dict": state}
+    torch.save(run, tmp_path / "a.ckpt")
+    said = CliRunner().invoke(commands, ["doctor", str(tmp_path / "a.ckpt")]).output
+    options = "--strip-prefix model. --drop 'criterion.*'"
+    assert f"2 of their 3 keys begin with model.; convert {options} removes it" in said
+    out = tmp_path / "a.safetensors"
+    done = CliRunner().invoke(commands, ["convert", str(tmp_path / "a.ckpt"), str(out), *shlex.split(options)])
+    assert done.exit_code == 0
+    assert {entry.key for entry in ckptfix.open_checkpoint(out).entries} == {"a.weight", "a.bias"}

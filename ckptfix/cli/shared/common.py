@@ -113,8 +113,10 @@ class Verb(ShortHelp, click.Command):
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_usage(ctx, formatter)
-        if self.operands is not None and self.operands.usage:
-            formatter.write_usage(ctx.command_path, f"[OPTIONS] {self.operands.usage}", " " * len("Usage: "))
+        others = [MoreInputs.usage] if any(isinstance(param, MoreInputs) for param in self.params) else []
+        others += [self.operands.usage] if self.operands is not None and self.operands.usage else []
+        for usage in others:
+            formatter.write_usage(ctx.command_path, f"[OPTIONS] {usage}", " " * len("Usage: "))
 
 
 class FileName(click.Path):
@@ -126,6 +128,18 @@ class FileName(click.Path):
     def __init__(self, *, output: bool = False) -> None:
         super().__init__(readable=False, allow_dash=True)
         self.dash: Dash = "output" if output else "input"
+
+
+class MoreInputs(click.Argument):
+    """Inputs after the first, for a command that makes one output of several: ``-o OUT`` names it."""
+
+    usage = "IN IN... -o OUT"
+
+    def __init__(self) -> None:
+        super().__init__(["more"], nargs=-1, required=False, type=FileName())
+
+    def get_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return []
 
 
 class MessageType(click.types.StringParamType):
@@ -319,8 +333,8 @@ def writes(
 ) -> Callable[[Callable[..., Written]], Verb]:
     """Make a command ``NAME IN [OUT]`` from a function (source, dest, how, `params`) that returns what it wrote.
 
-    An argument among `params` gets the rest of the line. It must not be empty, and OUT is then required. An argument
-    called ``[...]`` is for further inputs instead.
+    An argument among `params` gets the rest of the line. It must not be empty, and OUT is then required. `MoreInputs`
+    are further inputs instead.
 
     Args:
         phases: as in `Console.progress`.
@@ -346,12 +360,12 @@ def writes(
                 if output is not None and dest is not None:
                     # With --output, the word in OUT's position is the first of these.
                     dest, options[param.name] = None, (dest, *options[param.name])
-                if is_more(param) and options[param.name] and output is None:
+                if isinstance(param, MoreInputs) and options[param.name] and output is None:
                     # Of three names and more all are inputs, and the output is named after the last.
                     options[param.name], dest = (dest, *options[param.name]), None
                     output = default_name(name, options[param.name][-1], options)
                     named = True
-                if not is_more(param) and not options[param.name]:
+                if not isinstance(param, MoreInputs) and not options[param.name]:
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
             in_place = options.pop("in_place", False)
             needed = None if optional or in_place else "--output or --out-dir"
@@ -370,11 +384,8 @@ def writes(
                 result = function(source, out, how, **options)
             return show(console, result, named=named)
 
-        def is_more(param: click.Parameter) -> bool:
-            return (param.metavar or "").startswith("[")
-
         rest_of_line = [param for param in params if isinstance(param, click.Argument)]
-        optional = all(map(is_more, rest_of_line))
+        optional = all(isinstance(param, MoreInputs) for param in rest_of_line)
         out, *how_to = destination(optional=optional)
         rest = rest_of_line[0] if rest_of_line else Others()
         others = [] if rest_of_line else [rest]

@@ -83,10 +83,7 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
         return 128 + platform.SIGPIPE
     document = describe(error)
     if isinstance(error, click.ClickException):
-        text = StringIO()
-        error.show(text)
-        for line in text.getvalue().splitlines():
-            console.note(line, "damage" if line.startswith("Error: ") else None, len("Error"))
+        _report_usage(error, console, document)
     else:
         what, *more = said(error, document)
         console.note(what, "damage")
@@ -100,6 +97,20 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
             console.emit(failure(document), TROUBLE)
             _flush()
     return TROUBLE
+
+
+def _report_usage(error: click.ClickException, console: Console, document: dict[str, Any]) -> None:
+    """Report an error of the command line in plain words, with an example, and put the words into `document`."""
+    from ckptfix.cli.shared.wrong_words import advice, reworded
+
+    more, example = advice(error, console.command) if isinstance(error, click.UsageError) else ("", None)
+    document["message"] = reworded(document["message"]) + more
+    text = StringIO()
+    error.show(text)
+    for line in (reworded(text.getvalue().rstrip()) + more).splitlines():
+        console.note(line, "damage" if line.startswith("Error: ") else None, len("Error"))
+    if example is not None:
+        console.note(f"Example: {example}")
 
 
 def said(error: Exception, document: Mapping[str, Any]) -> Iterator[str]:

@@ -186,7 +186,7 @@ class InAndOut:
         if others:
             from ckptfix.cli.shared.wrong_words import third_name
 
-            raise click.UsageError(third_name(str(ctx.command.name), others[0]), ctx)
+            raise click.UsageError(third_name(str(ctx.command.name), others), ctx)
         from ckptfix.runner.inputs import is_pattern
 
         if is_pattern(ctx.params["source"]):

@@ -30,7 +30,7 @@ def like_at_option() -> click.Option:
 
 def allow_unmatched_option() -> click.Option:
     """Make the option --allow-unmatched, for commands that take patterns or keys."""
-    return click.Option(
+    return CommonOption(
         ["--allow-unmatched"], is_flag=True, help="Warn of a pattern or key that matches nothing; do not stop."
     )
 
@@ -48,7 +48,7 @@ def names_options(both: bool = True) -> tuple[click.Option, ...]:
     Args:
         both: --names is FROM:TO, rather than TO alone.
     """
-    table = "The names and layout of a model in another library, by a table: `ckptfix help names` lists them."
+    table = "Names of another library, by a table. It has the layout too; `ckptfix help names` lists them."
     return (
         click.Option(
             ["--names"], metavar="FROM:TO" if both else "[FROM:]TO", shell_complete=values.names, help=table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 import click
 
@@ -18,6 +19,10 @@ MOST_NAMES = 10_000
 """Names in a folder that are compared with a mistyped one."""
 
 _SED = re.compile(r"s(?P<mark>[/|#,])(?P<old>.+)(?P=mark)(?P<new>.*)(?P=mark)[gi]*")
+
+
+_PAIRS = {"rename": "--sub", "set-metadata": "--set"}
+"""Commands with an option that takes ``A=B`` -> the option."""
 
 
 def wrong_option(error: click.NoSuchOption, command: str, ctx: click.Context) -> click.NoSuchOption:
@@ -51,14 +56,23 @@ def _with_option(typed: str, ctx: click.Context) -> list[str]:
     return [name for name, one in found if one is not None and any(typed in param.opts for param in one.params)]
 
 
-def third_name(command: str, typed: str) -> str:
-    """Return the message for a word after IN and OUT."""
+def substitution(typed: str) -> str | None:
+    """Return the value of --sub for a command of sed; None for other text."""
     rule = _SED.fullmatch(typed)
+    return None if rule is None else f"{rule['old']}={rule['new']}"
+
+
+def third_name(command: str, others: Sequence[str]) -> str:
+    """Return the message for the words after IN and OUT."""
+    typed = others[0]
+    rule = substitution(typed)
+    if rule is None and command == "rename" and len(others) == MOST and not any(map(os.path.lexists, others)):
+        rule = "=".join(others)
     if rule is not None:
-        line = word(f"{rule['old']}={rule['new']}")
-        return f"Unexpected argument {typed!r}. A rule is an option: `ckptfix rename IN OUT --sub {line}`."
-    if command == "rename" and "=" in typed:
-        return f"Unexpected argument {typed!r}. A rule is an option: --sub {word(typed)}."
+        return f"Unexpected argument {typed!r}. A rule is an option: `ckptfix rename IN OUT --sub {word(rule)}`."
+    option = _PAIRS.get(command)
+    if option is not None and "=" in typed:
+        return f"Unexpected argument {typed!r}. Give it as an option: {option} {word(typed)}."
     return (
         f"Unexpected argument {typed!r}: the first two names are IN and OUT. "
         "With --out-dir DIR every name is an input, and the outputs go to DIR."
@@ -76,3 +90,42 @@ def near_names(path: str) -> list[str]:
     from difflib import get_close_matches
 
     return [os.path.join(folder, near) for near in get_close_matches(name, names, n=3, cutoff=0.75)]  # noqa: PTH118
+
+
+_PLAINER = (
+    (re.compile(r"is not a valid integer range\."), "is not a whole number."),
+    (re.compile(r"is not a valid float range\."), "is not a number."),
+    (re.compile(r"Got unexpected extra arguments? \((.*)\)"), r"Unexpected argument '\1'."),
+)
+"""Sentences of click, and plainer ones."""
+
+_NOT_ONE_OF = re.compile(r"'(.*?)' is not one of ")
+
+
+def reworded(text: str) -> str:
+    """Return a message of click in plainer words."""
+    for pattern, plain in _PLAINER:
+        text = pattern.sub(plain, text)
+    return text
+
+
+def advice(error: click.UsageError, command: str | None) -> tuple[str, str | None]:
+    """Return a sentence after the message of `error`, which may be empty, and the example that shows what is right.
+
+    The example is None where the message itself names a command line.
+    """
+    typed = _NOT_ONE_OF.search(error.message)
+    param = getattr(error, "param", None)
+    if typed is not None and isinstance(param, click.Parameter) and isinstance(param.type, click.Choice):
+        from difflib import get_close_matches
+
+        near = get_close_matches(typed[1].lower(), [str(one) for one in param.type.choices], n=1)
+        return (f" Did you mean {near[0]}?" if near else ""), None
+    row = COMMANDS.get(command or "")
+    if row is None or "`" in error.message or isinstance(error, click.NoSuchOption):
+        return "", None
+    wanted = set(param.opts) if isinstance(param, click.Option) else set()
+    lines = [line for line in row.all_examples if not wanted or wanted & set(line.split())]
+    # A command of a group has examples of its own.
+    own = [line for line in lines if error.ctx is not None and f" {error.ctx.info_name} " in line]
+    return "", next(iter(own or lines), None)

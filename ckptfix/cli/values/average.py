@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import FileName, Written, writes
+from ckptfix.cli.shared.common import MoreInputs, Written, writes
 from ckptfix.cli.shared.options import at_option
 from ckptfix.ops import average
 from ckptfix.ops.writing import WriteOptions
@@ -12,11 +12,11 @@ from ckptfix.ops.writing import WriteOptions
 
 @writes(
     "average",
-    click.Argument(["more"], metavar="[IN ...]", nargs=-1, required=False, type=FileName()),
+    MoreInputs(),
     click.Option(["--weights"], metavar="W,W...", help="Weight of each IN, such as 1,2,3. Default: equal."),
     click.Option(
         ["--ema"], metavar="DECAY", type=click.FloatRange(0, 1, max_open=True),
-        help="Compute the exponential moving average of the inputs, in their order.",
+        help="Compute a moving average. It is exponential, in the order of the inputs.",
     ),
     click.Option(
         ["--last"], metavar="N", type=click.IntRange(min=2),
@@ -44,7 +44,7 @@ def command(
     """
 
     if not more and last is None:
-        raise click.UsageError("Give at least two inputs and -o OUT, or a folder and --last N.")
+        raise click.UsageError("Give -o OUT and at least two inputs, or a folder and --last N.")
     return average.average(
         [source, *more], dest, weights=None if weights is None else _numbers(weights), ema=ema, last=last, at=at,
         **how.keywords(),

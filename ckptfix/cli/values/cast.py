@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli.shared.common import Written, writes
-from ckptfix.cli.shared.options import allow_unmatched_option, at_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option, in_place_option
 from ckptfix.ops import cast
 from ckptfix.ops.writing import WriteOptions
 
@@ -25,16 +25,17 @@ from ckptfix.ops.writing import WriteOptions
     at_option(),
     click.Option(
         ["--scale"], type=click.Choice(["tensor", "row", "block"]),
-        help="With --to float8_e4m3fn: write a scale for each matrix, each row of it, or each block of 128 x 128.",
+        help="For fp8: write scales for whole matrices, rows or blocks of 128 x 128. With --to float8_e4m3fn.",
     ),
     click.Option(
         ["--on-overflow"], type=click.Choice(["count", "error"]), default="count", show_default=True,
-        help="Count numbers outside the range of DTYPE, or stop with an error.",
+        help="Numbers out of range. Count them, or stop with an error.",
     ),
+    in_place_option(),
 )  # fmt: skip
 def command(
     source: str,
-    dest: str,
+    dest: str | None,
     how: WriteOptions,
     *,
     dtype: str,
@@ -55,6 +56,8 @@ def command(
     --scale writes fp8 as transformers and vLLM read it: the matrices of linear layers, each with weight_scale_inv
     (block) or weight_scale, and quantization_config in a folder's config.json. Embeddings, output layers and routers
     are unchanged, unless --only names them.
+
+    --in-place adds the new tensors to a torch zip and keeps the old ones for `ckptfix undo`; other formats need OUT.
     """
 
     return cast.cast(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli.shared import values
-from ckptfix.cli.shared.common import FileName, Written, writes
+from ckptfix.cli.shared.common import MoreInputs, Written, writes
 from ckptfix.cli.shared.options import at_option
 from ckptfix.formats.target import FormatName
 from ckptfix.ops import merge
@@ -14,7 +14,7 @@ from ckptfix.ops.writing import WriteOptions
 
 @writes(
     "merge",
-    click.Argument(["more"], metavar="[IN ...]", nargs=-1, required=False, type=FileName()),
+    MoreInputs(),
     at_option(),
     click.Option(
         ["--to"],
@@ -33,5 +33,5 @@ def command(
     """
 
     if not more:
-        raise click.UsageError("Give at least two inputs, and -o OUT.")
+        raise click.UsageError("Give -o OUT, and at least two inputs.")
     return merge.merge([source, *more], dest, at=at, to=to, **how.keywords())

@@ -27,10 +27,10 @@ ROWS = 40
 @reads(
     "stats",
     files_argument("path", "FILE..."),
-    click.Option(["--by-layer"], is_flag=True, help="Show one line for each numbered layer and each other module."),
+    click.Option(["--by-layer"], is_flag=True, help="Show one line for each layer or other module."),
     click.Option(
         ["--depth"], metavar="N", type=click.IntRange(min=1),
-        help="Show one line for all tensors whose keys begin with the same N components.",
+        help="Group by the first N parts of the keys.",
     ),
     click.Option(["--filter", "globs"], metavar="GLOB", multiple=True, help="Show only tensors whose keys match."),
     allow_unmatched_option(),

@@ -21,6 +21,7 @@ from ckptfix.errors import printable
 from ckptfix.formats.foreign.archives import folder, tar_archive, zip_archive
 from ckptfix.formats.foreign.file import INSTALL, Answer, UnknownFile
 from ckptfix.formats.signs import Beginning, hdf5
+from ckptfix.io.layers import faults, packing_of
 from ckptfix.io.source import found_as
 from ckptfix.pickles.names import survey
 from ckptfix.urls import as_path
@@ -32,8 +33,6 @@ _MANY_ZEROS = 16
 _MAGIC: tuple[tuple[int, bytes, str, str, str | None], ...] = (
     (0, b"7z\xbc\xaf\x27\x1c", "other-archive", "a 7z archive", "unpack it first: 7z x {file}"),
     (0, b"Rar!\x1a\x07", "other-archive", "a RAR archive", "unpack it first: unrar x {file}"),
-    (0, b"\x28\xb5\x2f\xfd", "compressed", "zstandard-compressed data", "unpack it first: zstd -d {file}"),
-    (0, b"\x04\x22\x4d\x18", "compressed", "LZ4-compressed data", "unpack it first: lz4 -d {file}"),
     (0, b"GGML", "gguf-file", "a GGML model", "convert it with the llama.cpp tools"),
     (0, b"lmgg", "gguf-file", "a GGML model (unversioned)", "convert it with the llama.cpp tools"),
     (0, b"fmgg", "gguf-file", "a GGML model (ggmf)", "convert it with the llama.cpp tools"),
@@ -119,7 +118,7 @@ def _magic(file: UnknownFile) -> Answer | None:
 
 
 def _compressed(file: UnknownFile) -> Answer | None:
-    """Identify gzip, zlib, bzip2 and xz, and their content if its first bytes can be decompressed."""
+    """Identify compressed data, and its content if the first bytes can be decompressed."""
     head = file.head
     if head.startswith(b"\x1f\x8b"):
         name, command, opened = "gzip-compressed data", "gunzip -c", _first_bytes(zlib.decompressobj(31), head)
@@ -132,6 +131,13 @@ def _compressed(file: UnknownFile) -> Answer | None:
         opened = _first_bytes(lzma.LZMADecompressor(memlimit=1 << 28), head)
     elif head[:2] in (b"\x78\x9c", b"\x78\x01", b"\x78\xda") and _first_bytes(zlib.decompressobj(), head):
         return Answer("compressed", "zlib-compressed data, as joblib writes it")
+    elif (packing := packing_of(head)) is not None:
+        # These two decompress block by block. The largest blocks have 4 MiB, and a little more if they do not shrink.
+        name, command = f"{packing.name}-compressed data", f"{packing.name.lower()} -dc"
+        if (missing := packing.missing()) is not None:
+            hint = f"{missing.hint}, or unpack it first: {command} {quoted(file.path)} > OUT"
+            return Answer("compressed", name, hint)
+        opened = _first_bytes(packing.start(), file.read(0, min(file.size, 5 << 20)))
     else:
         return None
     hint = f"unpack it first: {command} {quoted(file.path)} > OUT"
@@ -146,7 +152,7 @@ def _compressed(file: UnknownFile) -> Answer | None:
 def _first_bytes(decompressor: Any, packed: bytes) -> bytes:
     try:
         opened: bytes = decompressor.decompress(packed, 4096)
-    except (zlib.error, lzma.LZMAError, OSError, ValueError, EOFError):
+    except faults():
         return b""
     return opened
 

@@ -154,7 +154,7 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
     (file,) = plan.files
     if unchanged(file):
         return plan
-    head, data = head_of(file, checkpoint.size)
+    head, data = head_of(file, checkpoint.size, header_of(checkpoint).data_start)
     room = room_for(8 + len(head[8:].rstrip(b" ")), data.offset, block, file.path)
     text = head[8:].rstrip(b" ").ljust(room - 8)
     if len(text) > MAX_HEADER:

@@ -147,7 +147,7 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
     if unchanged(file):
         return plan
     layout: LegacyLayout = torch_common.pickled_object(checkpoint).container
-    head, data = head_of(file, checkpoint.size)
+    head, data = head_of(file, checkpoint.size, layout.object_end)
     if data.offset != layout.object_end:
         raise data_moves(file.path)
     bare = padded(head, None, file.path)

@@ -161,11 +161,15 @@ class PutStorages:
         place = storage.data if isinstance(storage.data, ByteRange) else id(storage.data)
         same = (storage.key, place, kind.name)
         if same not in self._keys:
-            key = next(str(number) for number in numbers(len(self._kinds)) if str(number) not in self._kinds)
+            key = next(key for key in map(str, numbers(len(self._kinds))) if self._unused(key))
             self._keys[same] = key
             self._kinds[key] = {kind.name}
             self.new[key] = storage, 1 if row is None else row.itemsize
         return self._keys[same]
+
+    def _unused(self, key: str) -> bool:
+        """Return whether neither the pickle nor the file has the storage `key`: an in-place edit leaves old ones."""
+        return key not in self._kinds and self.place(key)[0] is None
 
 
 def with_tensors(found: TorchObject, puts: Iterable[Put], storages: PutStorages) -> Rewritten:

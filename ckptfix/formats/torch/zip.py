@@ -17,9 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry
+from ckptfix.checkpoint import (
+    ByteRange,
+    Checkpoint,
+    Drop,
+    Edit,
+    OutputFile,
+    Plan,
+    Put,
+    Segment,
+    TensorEntry,
+    segment_length,
+)
 from ckptfix.commands import quoted
 from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
@@ -44,9 +56,9 @@ from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
 from ckptfix.io.virtual_files import PlannedFile
 from ckptfix.pickles import Graph, parse, splice
-from ckptfix.zips.local import record_data
+from ckptfix.zips.local import read_local, record_data
 from ckptfix.zips.read import Directory, read_directory
-from ckptfix.zips.write import replace_record
+from ckptfix.zips.write import NewRecord, replace_record
 
 if TYPE_CHECKING:
     from ckptfix.formats.torch.weights import Weights
@@ -181,7 +193,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
 
 def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
-    """Plan an in-place edit (`Format.in_place`): the new pickle and a new directory are appended after the old ones.
+    """Plan an in-place edit (`Format.in_place`): the new pickle, new storages and a new directory are appended.
 
     Records that the edit leaves out stay, and nothing refers to them.
     """
@@ -190,21 +202,35 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
         return plan
     archive = archive_of(checkpoint)
     assert archive is not None
-    from ckptfix.zips.append import append_record
+    from ckptfix.zips.append import append_records
 
     with open_source(PlannedFile(file)) as reader:
         planned, pickle = _open(reader, read_directory(reader), [])
-    if not set(_others(planned)) <= set(_others(archive)):
-        raise data_moves(file.path)
+        added = _added(archive, planned, file, reader)
     with open_source(checkpoint.path) as reader:
-        segments = append_record(reader, archive.directory, archive.pickle, pickle)
+        segments = append_records(reader, archive.directory, archive.pickle, pickle, added)
     return replace(plan, files=(OutputFile.of(file.path, segments),))
 
 
-def _others(archive: ZipCheckpoint) -> list[tuple[str, int, int]]:
-    """Return the records besides the pickle, as (name below the root, bytes, checksum)."""
-    rows = (row for row in archive.directory.records if row.name != archive.pickle.name)
-    return [(row.name.removeprefix(f"{archive.root}/"), row.size, row.crc32) for row in rows]
+def _added(archive: ZipCheckpoint, planned: ZipCheckpoint, file: OutputFile, reader: Source) -> list[NewRecord]:
+    """Return the records of a planned file that the archive lacks.
+
+    Raises:
+        Unsupported: a record has the name of an existing one and other data; or its data is copied from a file.
+    """
+    here = {row.name.removeprefix(f"{archive.root}/"): (row.size, row.crc32) for row in archive.directory.records}
+    starts = accumulate(map(segment_length, file.segments), initial=0)
+    segments = dict(zip(starts, file.segments, strict=False))
+    added = []
+    for row in planned.directory.records:
+        name = row.name.removeprefix(f"{planned.root}/")
+        if row.name == planned.pickle.name or here.get(name) == (row.size, row.crc32):
+            continue
+        data = segments.get(read_local(reader, row).data, b"") if row.size else b""
+        if name in here or isinstance(data, ByteRange) or segment_length(data) != row.size:
+            raise data_moves(file.path)
+        added.append(NewRecord(f"{archive.root}/{name}", data))
+    return added
 
 
 def refuse_disputed(checkpoint: Checkpoint) -> None:

@@ -75,7 +75,7 @@ def best_fit(
     checkpoint: Checkpoint,
     found: Sequence[StateSource],
     target: Target,
-    how: str,
+    how: str | bool,
     *,
     assign: bool,
     strict: bool = False,
@@ -91,7 +91,7 @@ def best_fit(
     Raises:
         Refused: two state dicts fit equally well, or `how` is not a way to match.
     """
-    if how not in _WAYS:
+    if how not in _WAYS or not isinstance(how, str):
         raise Refused(f"match={how!r} is unknown", hint=f"use one of {', '.join(_WAYS)}")
     if how != "auto":
         return _matched(checkpoint, _meant(checkpoint, found, fit=False), target, how, assign, prove)

@@ -44,7 +44,7 @@ def load_into(
     path: str | os.PathLike[str],
     *,
     map_location: MapLocation = None,
-    match: Literal["auto", "position", "structure"] = "auto",
+    match: Literal["auto", "position", "structure"] | bool = "auto",
     at: str | None = None,
     strict: bool = True,
     assign: bool = False,
@@ -67,7 +67,7 @@ def load_into(
     Args:
         map_location: device for assigned tensors, as for torch.load. Copies go straight to the parameter's device, so
             only a callable is used for them.
-        match: ``"auto"``: exact keys, else without wrapper prefixes on either side, else with a base prefix
+        match: ``"auto"``, or True: exact keys, else without wrapper prefixes on either side, else with a base prefix
             (``model.``, ``backbone.``, ...) removed or added. If `strict` and these do not fit, an alignment by
             structure that is complete and unique is used, with a warning; not for modules that load in their own way,
             because their hooks may rename keys. ``"position"``: in definition order, with
@@ -116,6 +116,7 @@ def load_into(
     where = restore if assign or callable(map_location) else unmoved
     maker = TensorMaker(checkpoint, where, warn=assign, verify=verify, mmap=mmap)
     prove = None
+    match = "auto" if match is True else match
     if verify_against is not None:
         if match == "auto":
             raise Refused("verify_against proves a matching, and there is none", hint="add match='structure'")

@@ -11,14 +11,15 @@ from threading import Lock
 from typing import Any, Literal
 
 from ckptfix.arguments import checks_types
-from ckptfix.checkpoint import Checkpoint, Data, Edit, Put, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, Edit, Plan, Put, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.quantization_signs import observers
 from ckptfix.elements import arrays
 from ckptfix.elements.arrays import Encoding
 from ckptfix.errors import Refused, StrPath, WouldLoseData, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats import FORMATS, format_of, located
+from ckptfix.formats import FORMATS, format_of, located, states
+from ckptfix.formats.in_place import A_COPY
 from ckptfix.io.elements import resolved, why_unresolved
 from ckptfix.io.parallel_map import mapped
 from ckptfix.io.read import Progress
@@ -28,7 +29,7 @@ from ckptfix.ops import choose, quantized
 from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import everything, holders, listed
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
+from ckptfix.ops.writing import OLD_BYTES, Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 
 SHORT = {
@@ -433,7 +434,7 @@ def _scaled(
 @takes_any_source()
 def cast(
     source: StrPath,
-    dest: StrPath,
+    dest: StrPath | None,
     to: str,
     *,
     only: Sequence[str] = (),
@@ -445,6 +446,7 @@ def cast(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     progress: Progress | None = None,
 ) -> CastResult:
     """Write `source` to `dest` with its floating-point tensors in a different dtype, converted as ``tensor.to`` does.
@@ -460,7 +462,8 @@ def cast(
         scale: write fp8 codes with scales, as transformers and vLLM read them; `to` must be ``"float8_e4m3fn"``. Only
             the matrices of linear layers are quantized, or those that `only` names.
         allow_unmatched: a glob that matches no key is a finding, not an error.
-        force, keep_old, dry_run, progress: as in `strip_module`.
+        force, keep_old, dry_run, in_place, progress: as in `strip_module`. In place, a torch zip also keeps the old
+            tensors, which `slim` removes; other formats refuse it, because their data would move.
 
     Raises:
         Refused: the dtype does not exist; or the tensors include codes of a quantized weight, or their scales.
@@ -471,6 +474,8 @@ def cast(
         raise Refused(f"on_overflow must be 'count' or 'error', not {on_overflow!r}")
     if scale is not None and dtype_of(to) != "float8_e4m3fn":
         raise Refused(f"scales are for float8_e4m3fn, not {dtype_of(to)}", hint="--to float8_e4m3fn")
+    if scale is not None and in_place:
+        raise Refused("codes with scales need a new file", path=file_name(source), hint=A_COPY)
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[CastResult]:
         strict = on_overflow == "error" and scale is None
@@ -488,20 +493,33 @@ def cast(
         lines = [line]
         if done.kept:
             lines.append(f"unchanged: {some(list(done.kept))}")
+        if done.puts and in_place and states(checkpoint, "objects"):
+            lines.append(OLD_BYTES)
         return Draft(
             result=partial(
                 CastResult, to=name, cast=done.old, kept=done.kept, finish=partial(_counted, done.tallies, name)
             ),
             format=checkpoint.format,
-            plan=plan_edits(checkpoint, done.edits, dest),
+            plan=_planned(checkpoint, done, dest, None if only else name),
             promise=replace(everything(checkpoint), puts=done.puts),
             lines=lines,
             findings=done.findings,
         )
 
-    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    folder = True if scale is not None and _folder_of(source, dest) else None
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+    folder = True if scale is not None and dest is not None and _folder_of(source, dest) else None
     return carry_out(source, dest, make, how, folder=folder)
+
+
+def _planned(checkpoint: Checkpoint, casts: Casts, dest: str, dtype: str | None) -> Plan:
+    """Plan the output; with `dtype`, the config.json of a folder states it."""
+    plan = plan_edits(checkpoint, casts.edits, dest)
+    if dtype is None or not casts.puts or not format_of(checkpoint).folder:
+        return plan
+    # Few checkpoints are folders, and casts of others start faster without this import.
+    from ckptfix.ops.cast.config import with_dtype
+
+    return replace(plan, files=with_dtype(checkpoint, plan.files, dtype))
 
 
 def _counted(counts: Tallies, to: str, result: Result) -> Result:

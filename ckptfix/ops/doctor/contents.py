@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -164,7 +165,7 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
         if state.at and state.weights and not {"_parameters", "_buffers"} & set(state.at.split("/")):
             message = f"the weights are at {state.at!r}, in a training checkpoint"
             if lightning and (base := _base_of(checkpoint, state.at)):
-                message += f", and their keys begin with {base}; convert --strip-prefix {base} removes it"
+                message += base
             fix = step("extract", at=WHERE)
             yield found("training-checkpoint", message, where=state.at, fix=fix)
     yield from choose.remarks(checkpoint)
@@ -199,12 +200,22 @@ def averaged_beside(made: AveragedKeys) -> str:
     return f"{count}: {old} beside {new}{writer}{other}"
 
 
-def _base_of(checkpoint: Checkpoint, at: str) -> str | None:
-    """Return the attribute of a LightningModule that holds the model, with a dot, if it holds all weights at `at`."""
-    bases = {entry.key.partition(".")[0] for entry in checkpoint.entries_at(at) if "." in entry.key}
+_JUDGES = re.compile(r"(.*_)?(criterion|loss|loss_fn|metrics?|acc|accuracy|auroc|f1)(_.*)?")
+"""Attributes of a LightningModule that judge the model, and have weights or counters of their own."""
+
+
+def _base_of(checkpoint: Checkpoint, at: str) -> str:
+    """Name the attribute of a LightningModule that holds all weights at `at` but those of a loss, or ""."""
+    counts = Counter(entry.key.partition(".")[0] for entry in checkpoint.entries_at(at))
     plain = any("." not in entry.key for entry in checkpoint.entries_at(at))
-    base = next(iter(bases), "")
-    return f"{base}." if len(bases) == 1 and not plain and base != "module" else None
+    beside = [name for name in counts if _JUDGES.fullmatch(name)]
+    bases = [name for name in counts if name not in beside]
+    if len(bases) != 1 or plain or bases == ["module"]:
+        return ""
+    base = f"{bases[0]}."
+    whose = f"{counts[bases[0]]:,} of their {counts.total():,} keys" if beside else "their keys"
+    options = [f"--strip-prefix {base}", *(f"--drop '{name}.*'" for name in beside)]
+    return f", and {whose} begin with {base}; convert {' '.join(options)} removes it"
 
 
 def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:

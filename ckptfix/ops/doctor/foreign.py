@@ -129,7 +129,7 @@ def _fix(path: str, error: UnknownFormat) -> Fix | None:
     id, hint = error.kind, verbatim(error.hint or "")
     if id in _KEPT_HINTS and hint:
         return hint
-    if id == "compressed" and any_packing_of(_head(path)) is None:
+    if id == "compressed" and ((packing := any_packing_of(_head(path))) is None or packing.missing() is not None):
         return hint
     if id == "bare-data-pkl" and is_local(path):
         parent = as_path(path).resolve().parent

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, FileVersion
-from ckptfix.errors import CkptfixError, DamagedFile, Refused
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, UnknownFormat
 from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, folder_format, format_of, open_checkpoint, refuse_part, states
 from ckptfix.formats.repairs import Repair
@@ -112,7 +112,7 @@ def planned(
             )
         else:
             done = _repair(path, fill, donor, like)
-    except DamagedFile as error:
+    except (DamagedFile, UnknownFormat) as error:
         error.path = name
         raise
     if not done.kept and not done.losses:

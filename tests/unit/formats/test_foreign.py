@@ -125,7 +125,7 @@ PACKED = [
     sample("a.bz2", lambda: bz2.compress(pickle.dumps([1], 2)), "bzip2", "a plain pickle (protocol 2)", hint="bunzip2"),
     sample("a.xz", lambda: lzma.compress(tar_of("a")), "xz", "a tar archive", hint="tar -xf"),
     sample("a.zlib", lambda: zlib.compress(pickle.dumps([1])), "zlib", "joblib"),
-    sample("a.zst", b"\x28\xb5\x2f\xfd\x04\x00", "zstandard", hint="zstd -d"),
+    sample("a.zst", b"\x28\xb5\x2f\xfd\x04\x00", "zstd-compressed data", hint="zstd -d"),
     sample("a.7z", b"7z\xbc\xaf\x27\x1c\0\4", "7z", hint="7z x"),
     sample("a.rar", b"Rar!\x1a\x07\x01\0", "RAR", hint="unrar x"),
 ]

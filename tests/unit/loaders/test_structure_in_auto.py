@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from torch import nn
 
 import ckptfix
-from ckptfix.errors import LoadMismatch
+from ckptfix.errors import LoadMismatch, Refused
 
 
 def net(*names: str, classes: int = 3) -> nn.Module:
@@ -20,11 +21,14 @@ def net(*names: str, classes: int = 3) -> nn.Module:
     return made
 
 
-def test_other_names_are_aligned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("match", ["auto", True])
+def test_other_names_are_aligned(tmp_path: Path, match: Literal["auto"] | bool) -> None:
     torch.save(net("trunk", "scale", "head").state_dict(), tmp_path / "a.pth")
     model = net("body", "norm", "fc")
     with pytest.warns(UserWarning, match="all 6 tensors were matched by structure"):
-        report = ckptfix.load_into(model, tmp_path / "a.pth")
+        report = ckptfix.load_into(model, tmp_path / "a.pth", match=match)
+    with pytest.raises(Refused, match="match=False is unknown"):
+        ckptfix.load_into(model, tmp_path / "a.pth", match=False)
     assert report.rule == "structure" and report.renamed["trunk.weight"] == "body.weight"
     assert torch.equal(model.state_dict()["body.weight"], torch.load(tmp_path / "a.pth")["trunk.weight"])
 

@@ -326,6 +326,56 @@ def test_what_changes_data_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_zip_takes_new_tensors_and_keeps_the_old_ones(tmp_path: Path) -> None:
+    path, copy = saved(tmp_path / "a.pth"), tmp_path / "copy.pth"
+    before = path.read_bytes()
+    ckptfix.select(path, drop=["*0.weight"], in_place=True)  # its storage stays, and nothing refers to it
+    selected = path.read_bytes()
+    ckptfix.cast(path, copy, "float16")
+    done = ckptfix.cast(path, None, "float16", in_place=True)
+    assert done.exit_code == 0 and any("ckptfix slim" in line for line in done.lines)
+    assert path.read_bytes().startswith(selected) and ckptfix.diff(path, copy).same
+    assert_same(loaded(path, mmap=True), loaded(copy))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert len({info.filename for info in archive.infolist()}) == len(archive.infolist())
+    assert not [finding for finding in ckptfix.doctor(path).findings if finding.severity == "error"]
+    ckptfix.slim(path, tmp_path / "slim.pth")
+    assert (tmp_path / "slim.pth").stat().st_size < len(before)
+    ckptfix.strip_module(path, in_place=True)
+    for _ in range(2):
+        ckptfix.undo(path)
+    assert path.read_bytes() == selected
+    ckptfix.undo(path)
+    assert path.read_bytes() == before
+
+
+def test_a_cast_in_place_counts_what_leaves_the_range(tmp_path: Path) -> None:
+    path = tmp_path / "a.pth"
+    torch.save({"w": torch.tensor([1.0, 1e9])}, path)
+    assert [row.id for row in ckptfix.cast(path, None, "float16", in_place=True).findings] == ["out-of-range"]
+
+
+@pytest.mark.parametrize("name", ["legacy.pth", "a.safetensors"])
+@pytest.mark.parametrize("number", range(4))
+def test_other_formats_do_not_take_data_in_place(tmp_path: Path, name: str, number: int) -> None:
+    path = saved(tmp_path / name)
+    before = path.read_bytes()
+    for change in (
+        lambda: ckptfix.select(path, drop=[f"*{number}.weight"], in_place=True),
+        lambda: ckptfix.cast(path, None, "float16", only=[f"*{number}.weight"], in_place=True),
+    ):
+        try:
+            change()
+        except Unsupported as error:
+            assert error.hint == "write a copy: give OUT"
+            assert path.read_bytes() == before
+        else:  # what is left out is at the beginning of the data, where the header may grow
+            assert name == "a.safetensors" and f"module.{number}.weight" not in loaded(path)
+            ckptfix.undo(path)
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_dry_run_and_nothing_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     path = saved(tmp_path / name, prefix="")

@@ -18,7 +18,7 @@ from ckptfix.errors import BadDirectory, CkptfixError, Truncated, Unsupported
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.io.write import write_plan
-from ckptfix.zips.append import append_record, earlier
+from ckptfix.zips.append import append_records, earlier
 from ckptfix.zips.local import read_local, record_data
 from ckptfix.zips.read import CENTRAL, MAX32, read_directory, same_rows
 from ckptfix.zips.write import NewRecord, fresh_archive, replace_record
@@ -218,7 +218,7 @@ def test_what_an_archive_was_before_an_edit_at_its_end(tmp_path: Path) -> None:
     for data, known in ((good, True), (good + b"junk" + cut, False), (twice, False)):
         with open_source(builders.written(tmp_path / "a.pth", data)) as reader:
             directory = dataclasses.replace(read_directory(reader), trailing=0)
-            edited = append_record(reader, directory, directory.records[0], b"\x80\x02]." * 9)
+            edited = append_records(reader, directory, directory.records[0], b"\x80\x02]." * 9)
         out = tmp_path / "b.pth"
         write_plan(Plan((OutputFile.of(out, edited),)), overwrite=True)
         with open_source(out) as reader:
