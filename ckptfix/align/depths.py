@@ -11,10 +11,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptfix.align.fused import FusedTensors
 from ckptfix.align.result import Matching
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.names import no_weights
 from ckptfix.names.slots import Slot

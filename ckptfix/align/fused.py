@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptfix.align.layouts import module_of
 from ckptfix.align.result import Matching
+from ckptfix.dataclass import dataclass
 from ckptfix.names.operations import Operation
 from ckptfix.names.slots import Slot
 from ckptfix.names.spellings import (

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from ckptfix.align.units import Unit, fronts
+from ckptfix.dataclass import dataclass
 
 
 @dataclass(eq=False)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ckptfix.align.result import MatchedPair, Matching, Skipped
 from ckptfix.align.units import ModelSide, Unit
+from ckptfix.dataclass import dataclass
 from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot
 

@@ -8,10 +8,11 @@ lengths equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 
 from ckptfix.align.result import MatchedPair, Matching, Skipped
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import NoMatch
 from ckptfix.names.learn import learn
 from ckptfix.names.no_weights import optional

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ckptfix.dataclass import dataclass
 from ckptfix.names.rules import NameRule
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 
 from ckptfix.align import assignment
 from ckptfix.align.scores import ENOUGH
 from ckptfix.align.units import words
+from ckptfix.dataclass import dataclass
 
 ROLES: dict[str, dict[str, str]] = {
     "attention": {

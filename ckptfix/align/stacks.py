@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ckptfix.align import roles
 from ckptfix.align.units import ModelSide, Unit, fronts, natural
+from ckptfix.dataclass import dataclass
 
 _NUMBER = re.compile(r"\d{1,18}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import islice
 
@@ -13,6 +13,7 @@ from ckptfix.align.nesting import Twins
 from ckptfix.align.pairs import Link
 from ckptfix.align.scores import rising
 from ckptfix.align.units import ModelSide, Signature, Unit
+from ckptfix.dataclass import dataclass
 
 SHOWN = 8
 """Instances of two groups whose blocks are compared."""

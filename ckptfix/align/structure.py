@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 from ckptfix.align import assignment
@@ -30,6 +30,7 @@ from ckptfix.align.scores import ENOUGH, ordered_alike, ranks, same_block, undec
 from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
 from ckptfix.align.units import ModelSide, Unit, counted, fronts, side, words
+from ckptfix.dataclass import dataclass
 from ckptfix.names.slots import Slot
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
+from ckptfix.dataclass import dataclass
 from ckptfix.names import no_weights, spellings
 from ckptfix.names.slots import Slot
 

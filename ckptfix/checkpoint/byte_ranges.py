@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 
+from ckptfix.dataclass import dataclass
 from ckptfix.urls import Virtual
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ckptfix.checkpoint.byte_ranges import Spliced
 from ckptfix.checkpoint.file_version import FileVersion
 from ckptfix.checkpoint.tensors import TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 

@@ -6,9 +6,9 @@ the safetensors format description for its codes. The package ml_dtypes provides
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
 
 if TYPE_CHECKING:

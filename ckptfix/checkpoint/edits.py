@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ckptfix.checkpoint.checkpoint import SiteKind
 from ckptfix.checkpoint.tensors import TensorEntry
+from ckptfix.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

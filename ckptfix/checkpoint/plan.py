@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint.byte_ranges import Data, Segment, joined, segment_length
+from ckptfix.dataclass import dataclass
 from ckptfix.findings.row import Finding
 
 

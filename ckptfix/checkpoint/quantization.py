@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from ckptfix.checkpoint.quantization_signs import BLOCKS, FLOATS, INTEGERS, Quantization
 from ckptfix.checkpoint.tensors import TensorEntry
+from ckptfix.dataclass import dataclass
 
 Shape = tuple[int, ...]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.byte_ranges import ByteRange, Data
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Unsupported
 
 LAZY = ("conj", "neg")

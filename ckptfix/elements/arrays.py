@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint.dtypes import Dtype, by_name, numpy_dtype
+from ckptfix.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.dtypes import Dtype
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import DOT, SMALL_BLOCK, Encoding
 from ckptfix.elements.pair_sums import PairSums
 

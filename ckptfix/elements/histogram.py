@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.moments import LARGE, SMALL, ElementMoments
 
 if TYPE_CHECKING:

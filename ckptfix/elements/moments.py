@@ -9,9 +9,9 @@ rest.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import DOT
 
 if TYPE_CHECKING:

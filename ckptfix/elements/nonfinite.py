@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import Encoding
 
 if TYPE_CHECKING:

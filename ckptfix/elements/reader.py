@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes, same_place
 from ckptfix.checkpoint.tensors import reach
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import BLOCK, Encoding
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, get_args
 
+from ckptfix.dataclass import dataclass
 from ckptfix.findings.steps import Step
 
 MOST_TEXT = 4 << 20

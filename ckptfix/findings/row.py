@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from ckptfix.dataclass import dataclass
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.steps import Fix, Invocation, Steps, shell_line
 

@@ -12,12 +12,13 @@ The options are the keywords of the command's function in Python, so that `fix` 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeAlias
 
 from ckptfix.command_table import COMMANDS
 from ckptfix.commands import word as shell_word
+from ckptfix.dataclass import dataclass
 
 
 class Field(Enum):

@@ -8,11 +8,11 @@ several modules, grouped by subject; `ENTRIES` joins them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.command_table import COMMANDS
 from ckptfix.commands import word as shell_word
+from ckptfix.dataclass import dataclass
 from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
 from ckptfix.findings.load_errors import LoadError

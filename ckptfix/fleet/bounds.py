@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptfix.commands import quoted
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.fleet.plan_lines import PlannedJob
 from ckptfix.hooks import Hook

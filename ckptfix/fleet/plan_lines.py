@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.io.source import Source, found_as, open_source, stamp
 from ckptfix.numbers import MOST, whole_number

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ckptfix.dataclass import dataclass
 from ckptfix.runner.jobs import LOSSES, TROUBLE, Summary
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.fleet.bounds import Bounds
 from ckptfix.fleet.plan_lines import PlannedJob, identity, lines_of, parsed

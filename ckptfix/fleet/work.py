@@ -9,11 +9,11 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.fleet.bounds import Bounds
 from ckptfix.fleet.plan_lines import Identity, PlannedJob, digest, identity, parsed, size_of

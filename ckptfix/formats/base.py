@@ -7,10 +7,11 @@ never compares format names: it asks what a format states, or calls its function
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import StrPath, Truncated, UnknownFormat
 from ckptfix.findings.row import Finding
 from ckptfix.io.source import truncated_hint

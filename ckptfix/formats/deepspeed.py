@@ -17,11 +17,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from pathlib import PurePosixPath
 
 from ckptfix.commands import command, quoted
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.io.source import is_file, is_folder, is_place, open_source
 from ckptfix.urls import as_path, real_path, scan_folder

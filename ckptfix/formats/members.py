@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import printable
 from ckptfix.io.source import is_folder
 from ckptfix.urls import as_path

@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from ckptfix.dataclass import dataclass
 from ckptfix.formats.torch.weights_only import canonical
 from ckptfix.pickles import Call, Dict, Global, Text
 from ckptfix.pickles.graph import Node, pairs

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
 

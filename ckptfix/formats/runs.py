@@ -20,10 +20,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import Literal, NamedTuple
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.deepspeed import LATEST
 from ckptfix.io.source import found_as, open_source

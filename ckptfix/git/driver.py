@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptfix.checkpoint import OutputFile, Plan
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.git import attributes, repository
 from ckptfix.git.attributes import DRIVER

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.html import tree
 from ckptfix.html.text import Html, data, join, tag, text
 

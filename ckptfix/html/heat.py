@@ -6,9 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.html.text import Html, join, tag, text
 
 LAYERS = 150

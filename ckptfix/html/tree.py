@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ckptfix.dataclass import dataclass
 from ckptfix.names.outline import SIMILAR, KeyNode, label_of, outline
 
 DEPTH = 24

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, contiguous_stride
 from ckptfix.checkpoint.byte_ranges import Spliced, in_one_piece
 from ckptfix.checkpoint.tensors import is_contiguous
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.io.checksums import crc32_joined
 from ckptfix.io.chunks import Chunk, tiled

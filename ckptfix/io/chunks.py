@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Derived, Segment
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.io.derived import BLOCK
 from ckptfix.io.source import Readers

@@ -9,11 +9,11 @@ import stat
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from ckptfix import platform
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import WriteFailed
 from ckptfix.io.copy import Sink
 from ckptfix.io.source import open_source

@@ -9,10 +9,11 @@ two tensors are one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.dtypes import Dtype
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
 from ckptfix.io.derived import gathered
 from ckptfix.io.read import cut, read_chunks, read_from, whole_items

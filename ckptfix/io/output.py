@@ -10,13 +10,14 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from io import FileIO
 from typing import TYPE_CHECKING, TypeVar
 
 from ckptfix import platform
 from ckptfix.checkpoint import ByteRange, OutputFile
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import WouldOverwrite, WriteFailed
 from ckptfix.io.copy import Saw, Sink
 from ckptfix.io.durable import NO_LINKS, Kept, adopt_mode, identity, persist

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import TypeGuard
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, RangeCheck, Segment, segment_length
 from ckptfix.checkpoint.byte_ranges import Spliced, pieces_of
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.io.checksums import crc32_joined
 from ckptfix.io.read import CHECKSUM, cut

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -30,6 +29,7 @@ from ckptfix.checkpoint.tree import (
     ValueTree,
     label,
 )
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadPickle, WouldLoseData
 from ckptfix.extras import need_torch
 from ckptfix.formats.torch.common import maybe_pickled_object

@@ -6,10 +6,11 @@ A whole pickled module counts as a state dict too. Its class is not needed to re
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
 from ckptfix.checkpoint.tree import Item, named
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import NoSuchTensor, Refused
 from ckptfix.formats import weights_of, without_optimizer
 from ckptfix.formats.torch.common import maybe_pickled_object

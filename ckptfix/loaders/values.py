@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, TypeAlias
 
 from ckptfix.checkpoint.tree import Item, ListValue, MapValue, NameValue, ObjectValue, Value
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import printable
 from ckptfix.words import plural, some
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal, NamedTuple
+
+from ckptfix.dataclass import dataclass
 
 Role = Literal[
     "down", "up", "mid", "alpha", "magnitude", "added bias", "embedding down", "embedding up",

@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from ckptfix.dataclass import dataclass
 
 COUNTERS = frozenset({"decay", "num_updates", "n_averaged", "steps", "step", "initted", "updates"})
 """Last components of the keys of buffers in which averages are counted."""

@@ -8,8 +8,9 @@ These are tried in order: the keys unchanged; without wrapper components on eith
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ckptfix.dataclass import dataclass
 from ckptfix.names import wrappers as keys
 from ckptfix.names.attributes import attributes, without_wrappers
 from ckptfix.names.spellings import BASE_PREFIXES

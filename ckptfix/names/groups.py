@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ckptfix.dataclass import dataclass
 
 MAX_PARTS = 64
 """Components that are examined; the rest of a longer name counts as one. Modules are never nested so deeply."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations
 
+from ckptfix.dataclass import dataclass
 from ckptfix.names.rules import REST, NameRule, is_rule, renamed
 
 LETTERS = "nmkijpqrstuvw"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from ckptfix.dataclass import dataclass
 
 Substitutions = tuple[tuple[str, str], ...]
 """Patterns and replacements of `re.sub`, in order."""

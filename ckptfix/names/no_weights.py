@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
+from ckptfix.dataclass import dataclass
 from ckptfix.names.slots import Slot
 
 Test = Callable[[Slot], bool]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 
 Term = tuple[int, tuple[str, ...]]

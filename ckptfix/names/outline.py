@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
+
+from ckptfix.dataclass import dataclass
 
 SIMILAR = 3
 """Minimum number of similar modules that are shown as one where each of them can still be shown."""

@@ -20,8 +20,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused, printable
 from ckptfix.names.operations import Operation, parse
 from ckptfix.names.rules import NameRule, RuleTable, is_rule, moved, placeholders

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.names.regexes import Regex
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import dtypes
+from ckptfix.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from ckptfix.dataclass import dataclass
 from ckptfix.names.slots import Slot
 
 

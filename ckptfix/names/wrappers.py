@@ -7,7 +7,8 @@ does not begin with ``module``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from ckptfix.dataclass import dataclass
 
 Rule = Callable[[str], str]
 

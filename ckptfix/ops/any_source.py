@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, FileVersion, OutputFile, Plan
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import ChangedFile, CkptfixError, Refused, StrPath, UnknownFormat, about, file_name
 from ckptfix.formats import FORMATS
 from ckptfix.formats.base import PACKED, TORCH_SUFFIXES, Format

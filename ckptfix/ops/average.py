@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.checkpoint.tensors import NO_DATA, NO_DATA_HINT
 from ckptfix.command_table import COMMANDS
+from ckptfix.dataclass import dataclass
 from ckptfix.elements import arrays
 from ckptfix.elements.arrays import SMALL_BLOCK, Encoding
 from ckptfix.elements.nonfinite import NonFinite

@@ -12,13 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from ckptfix import formats
 from ckptfix.checkpoint import Derived, FileVersion, OutputFile, Plan, RangeCheck, segment_length
 from ckptfix.command_table import COMMANDS
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath, UnknownFormat, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Invocation, Step

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, NameList, StateDict, TensorEntry, address
 from ckptfix.checkpoint.address import is_inside, is_inside_any, key_below
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
 from ckptfix.findings import table
 from ckptfix.findings.folders import BROKEN as BROKEN

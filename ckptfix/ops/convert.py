@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -11,6 +11,7 @@ from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
 from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, keys_of, of_keys
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath, UnknownFormat, WouldLoseData
 from ckptfix.formats import (
     FORMATS,

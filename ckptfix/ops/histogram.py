@@ -7,10 +7,11 @@ counted with the moments, and are in no bin. For complex numbers, the absolute v
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.histogram import Bins, real
 from ckptfix.elements.moments import ElementMoments
 from ckptfix.elements.reader import Content, content, read_each, tensor_id, why_no_numbers

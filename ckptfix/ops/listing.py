@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, UnknownFormat
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import ENTRIES, as_rows

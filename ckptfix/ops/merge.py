@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ckptfix.arguments import checks_types
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import KeyConflict, Refused, StrPath, Unsupported, about, file_name
 from ckptfix.findings.table import found
 from ckptfix.formats import located

@@ -21,13 +21,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.checkpoint.tree import Item, ListValue, ObjectValue, fields, listed, pairs_of
 from ckptfix.commands import command, verbatim
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, SetLocation
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

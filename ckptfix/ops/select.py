@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, Drop, Edit, NameList, Rename, address
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, SetMetadata
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath, Unsupported, WouldLoseData
 from ckptfix.formats import format_of, states
 from ckptfix.formats.base import Format

@@ -7,8 +7,9 @@ place would be the parts of the tensors, which no framework loads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ckptfix.dataclass import dataclass
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint.tree import Item

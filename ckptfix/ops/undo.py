@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptfix import formats
 from ckptfix.arguments import checks_types
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, StrPath, file_name, printable
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.record import EditRecord

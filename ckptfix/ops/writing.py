@@ -10,11 +10,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, Generic, TypeVar, cast
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, FileVersion, OutputFile, Plan
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoSuchFile, Refused, StrPath, Unsupported, about, file_name, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows, found

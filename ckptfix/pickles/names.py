@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ckptfix.dataclass import dataclass
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.collector import collector_paused
 from ckptfix.pickles.machine import UNRESOLVABLE

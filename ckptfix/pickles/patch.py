@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Text

@@ -9,8 +9,8 @@ accepts dotted ones from 4 on). Frames are left out; no unpickler needs them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.emit import NODES, Writer

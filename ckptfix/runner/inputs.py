@@ -7,10 +7,10 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptfix import formats
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldOverwrite
 from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, is_url, real_path, scan_folder, walk_folder

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from ckptfix.dataclass import dataclass
 
 LOSSES, TROUBLE = 3, 2
 """Exit codes of a command that is done with losses, and of one that failed."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
+
+from ckptfix.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

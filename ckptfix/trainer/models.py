@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional
+
+from ckptfix.dataclass import dataclass
 
 CLASSES = 4
 """Number of classes for the points and images of the small models."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -15,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.trainer.devices import CPU, TrainingDevice
 from ckptfix.trainer.processes import world

@@ -10,7 +10,7 @@ read by ckptfix's own loader, which also reads the parameters in a whole pickled
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import LoadMismatch, Refused
 from ckptfix.formats import open_checkpoint
 from ckptfix.loaders import load_state_dict

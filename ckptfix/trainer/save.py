@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
 )
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.io.write import check_destination
 from ckptfix.trainer import dcp

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
 from ckptfix.trainer import models, text
 

@@ -19,10 +19,11 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
 from ckptfix.io.source import Source, truncated_hint
 from ckptfix.zips.records import CENTRAL as CENTRAL

@@ -11,10 +11,10 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.io.checksums import CRC_CHUNK
 from ckptfix.io.crc import checksum

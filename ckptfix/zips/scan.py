@@ -18,9 +18,10 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported, WriteFailed
 from ckptfix.io.blocks import PAGE
 from ckptfix.io.source import Source

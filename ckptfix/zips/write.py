@@ -10,11 +10,11 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, segment_length
 from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadDirectory
 from ckptfix.io.blocks import LARGE, PAGE
 from ckptfix.io.checksums import Checksums, SummedStream

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside, join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.io.source import is_local, refuse_changed, shares_open_files, stamp
 from ckptfix.pickles.collector import gc_paused

@@ -6,13 +6,14 @@ The last dimension goes across, all others go down. A one-dimensional tensor has
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ckptfix.browse.model.contents import Contents
 from ckptfix.checkpoint import ByteRange, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.dtypes import Dtype
 from ckptfix.checkpoint.tensors import end_of, reach
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import Encoding
 from ckptfix.elements.reader import content, source
 from ckptfix.errors import DamagedFile, Unsupported

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ckptfix.browse.model.contents import METADATA, ContentItem, Contents, Status, parts_of, placed, read
 from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of, states
 from ckptfix.io.read import Progress

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.browse.model.contents import ContentItem, Contents
 from ckptfix.browse.model.outline import Order, OutlineNode
 from ckptfix.browse.model.search import filter_of
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.commands import command, word
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptfix.browse.model.contents import Contents
 from ckptfix.checkpoint import ByteRange, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.histogram import Histogram
 from ckptfix.elements.moments import ElementMoments
 from ckptfix.elements.reader import ENDLESS, content, reduced

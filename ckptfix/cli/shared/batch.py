@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import Stopped
 from ckptfix.cli.shared.one_job import Step, perform
 from ckptfix.cli.shared.terminal_width import cut
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import printable
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.write_log import reported

@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +19,7 @@ import click
 from ckptfix import platform
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, Stopped, describe
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.extras import need_torch
 from ckptfix.io.folders import remove_abandoned

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import (
     ByteRange,
@@ -27,6 +26,7 @@ from ckptfix.checkpoint import (
     file_of,
     short_shape,
 )
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step

@@ -16,10 +16,10 @@ flax/serialization.py (``_msgpack_ext_pack``, ``_chunk``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported
 from ckptfix.formats.arrays.common import Array, checkpoint_of, concatenated, numpy_kind, read_only
 from ckptfix.formats.arrays.cursor import Cursor

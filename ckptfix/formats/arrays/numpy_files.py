@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadDirectory, CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -17,10 +17,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, FileVersion, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

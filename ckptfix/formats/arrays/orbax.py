@@ -19,13 +19,13 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Derived, FileVersion, dtypes
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadIndex, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -11,9 +11,10 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from ckptfix.dataclass import dataclass
 from ckptfix.formats.dcp.respell import names_of
 from ckptfix.formats.dcp.skim import GET, INT, ITEMS, KEYS, OTHERWISE, READ, TUPLES, Otherwise, Skimmer, opcodes_of
 from ckptfix.pickles import opcodes as op

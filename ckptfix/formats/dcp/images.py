@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Truncated
 from ckptfix.formats.dcp.skim import Sizes
 from ckptfix.formats.dcp.window import ItemWindow, in_file

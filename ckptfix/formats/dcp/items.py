@@ -9,10 +9,11 @@ Items that are only the bytes of the elements, or a tensor of a safetensors file
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, RangeCheck, TensorEntry, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.formats.dcp.images import Images
 from ckptfix.formats.dcp.molds import Molds

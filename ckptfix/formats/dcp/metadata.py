@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, cast
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.address import of_keys
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Unsupported, about
 from ckptfix.formats.dcp.skim import MAX_PARTS, MAX_SIZE, Boxes, Sizes, Skimmed, StoredItem, skim
 from ckptfix.formats.torch.tensors import BadTensor, dtype_name

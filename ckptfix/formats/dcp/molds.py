@@ -7,9 +7,8 @@ bytes are the same, so their meaning need not be determined again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckptfix.checkpoint import ByteRange
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.torch.zip_layout import ZipCheckpoint
 from ckptfix.io.source import Source

@@ -7,10 +7,11 @@ readers since torch 2.1 accept it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import cast
 
 from ckptfix.checkpoint import Edit, TensorEntry, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.formats.dcp.cut import without
 from ckptfix.formats.dcp.metadata import Metadata, Path, SavedKey, StorageInfo, fields_of
 from ckptfix.formats.dcp.respell import Moves, respelled

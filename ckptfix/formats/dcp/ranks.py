@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ckptfix.checkpoint import ByteRange, FileVersion, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, pairwise
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, FileVersion, RangeCheck, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Unsupported, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from ckptfix.dataclass import dataclass
 from ckptfix.formats.torch.tensors import BadTensor, dtype_name
 from ckptfix.pickles import Call, Dict, Global
 from ckptfix.pickles.collector import gc_paused

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 from ckptfix.checkpoint import (
@@ -26,6 +26,7 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.tensors import NO_DATA, NO_DATA_HINT, contiguous_stride
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, KeyConflict, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
 from itertools import islice
 
 from ckptfix.checkpoint import ByteRange, OutputFile
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused, not_readable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

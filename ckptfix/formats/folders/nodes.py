@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
 from ckptfix.formats.base import unknown
 from ckptfix.formats.torch.call_classes import class_of

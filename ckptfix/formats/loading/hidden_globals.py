@@ -10,9 +10,10 @@ import re
 import zlib
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.foreign.archives import tar_members
 from ckptfix.formats.torch import weights_only

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, TensorEntry, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.elements import row_major

@@ -17,13 +17,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from pathlib import PurePath
 
 from ckptfix.checkpoint import FileVersion, TensorEntry
 from ckptfix.checkpoint.address import join, keys_of
 from ckptfix.checkpoint.file_version import FileStat
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.folders.nodes import read_torch
 from ckptfix.formats.folders.safe_paths import file_inside

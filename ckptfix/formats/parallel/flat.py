@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, UnknownFormat, Unsupported
 from ckptfix.findings.table import found
 from ckptfix.formats.base import AS_THE_FILES_SAY, JoinOptions

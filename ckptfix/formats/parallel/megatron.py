@@ -18,10 +18,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby, product
 
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, UnknownFormat, Unsupported
 from ckptfix.findings.table import found
 from ckptfix.formats.base import AS_THE_FILES_SAY, JoinOptions

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 
 from ckptfix.checkpoint import Checkpoint, FileVersion, RangeCheck, TensorEntry, dtypes, same_place
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Refused, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

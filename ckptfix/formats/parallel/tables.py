@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Refused
 from ckptfix.formats.parallel.cuts import RankCut, Shape, equal_parts
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry
 from ckptfix.checkpoint.tree import fields as fields_of
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, KeyConflict, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

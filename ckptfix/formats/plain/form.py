@@ -7,11 +7,11 @@ with what was converted and left out, and with the pickle and the plan of a file
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckptfix.checkpoint import Checkpoint, Plan
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Generator
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Final, TypeAlias
 
+from ckptfix.dataclass import dataclass
 from ckptfix.formats.torch.rewrite import NewStorage
 from ckptfix.formats.torch.versions import Version
 from ckptfix.pickles.graph import Node

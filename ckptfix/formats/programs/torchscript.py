@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeGuard
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import (
     BadDirectory,
     BadPickle,

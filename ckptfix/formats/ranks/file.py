@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import about
 from ckptfix.formats.ranks.shards import RankTensor, held, wrapped
 from ckptfix.formats.torch.common import PickledObject, pickled_object

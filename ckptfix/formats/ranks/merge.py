@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, RangeCheck, TensorEntry, dtypes, same_place
 from ckptfix.checkpoint.address import is_inside, is_inside_any, join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

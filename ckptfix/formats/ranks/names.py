@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 
+from ckptfix.dataclass import dataclass
 from ckptfix.formats.members import role_of
 from ckptfix.io.source import is_folder
 from ckptfix.urls import as_path

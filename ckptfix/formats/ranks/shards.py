@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.checkpoint.tree import Item
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.formats.folders.nodes import class_name, listed, number
 from ckptfix.formats.torch.state import SHARDED, fields, state_rows

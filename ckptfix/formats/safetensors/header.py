@@ -17,11 +17,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from json import JSONDecodeError, JSONDecoder
 from typing import NamedTuple, NoReturn, TypeGuard
 
 from ckptfix.checkpoint import Checkpoint, FormatState
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadDirectory, Truncated
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

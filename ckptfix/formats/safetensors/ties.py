@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeGuard
 
 from ckptfix.checkpoint import TensorEntry, same_place
 from ckptfix.checkpoint.tensors import reach
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

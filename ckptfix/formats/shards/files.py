@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 
 from ckptfix.checkpoint import Checkpoint, FileVersion
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, not_readable
 from ckptfix.formats.base import Format, unknown
 from ckptfix.formats.shards.index import INDEX, OTHERS

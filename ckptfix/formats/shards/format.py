@@ -15,12 +15,13 @@ first kind detects all of them; the actual kind is known after the shards are re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint, Edit, FormatState, NameList, OutputFile, Plan, StateDict, TensorEntry
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step

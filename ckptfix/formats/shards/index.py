@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ckptfix.checkpoint import ByteRange, Segment
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadIndex
 from ckptfix.io.source import open_source
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadIndex, CkptfixError, NoSuchFile, WouldLoseData
 from ckptfix.findings.folders import LOST
 from ckptfix.findings.row import Finding

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ckptfix.checkpoint import Drop, OutputFile, Plan, TensorEntry, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadIndex, CkptfixError, DamagedFile, NoSuchFile, Refused
 from ckptfix.findings.folders import BROKEN, LOST
 from ckptfix.findings.row import Finding

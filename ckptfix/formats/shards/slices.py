@@ -15,10 +15,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
 from ckptfix.checkpoint.byte_ranges import pieces_of
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -13,10 +13,11 @@ counts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ckptfix.checkpoint import Storage, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import Node
 

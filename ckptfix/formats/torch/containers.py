@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan, dtypes, file_of
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

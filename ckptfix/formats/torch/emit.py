@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported, WouldLoseData
 from ckptfix.formats.torch import calls as rebuild
 from ckptfix.formats.torch.calls import detached_call

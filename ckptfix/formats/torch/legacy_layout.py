@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes, joined
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import TruncatedPickle, Unsupported, WouldLoseData
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding

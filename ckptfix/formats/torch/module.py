@@ -13,11 +13,12 @@ tensors of a shared module appear under each of its names. The class is needed o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadPickle, KeyConflict, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, TypeGuard
 
 from ckptfix.checkpoint import NameList, SiteKind, StateDict, Storage, TensorEntry
 from ckptfix.checkpoint.address import join, keys_of, numbered
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadPickle
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Plan, contiguous_stride, dtypes, is_contiguous
 from ckptfix.checkpoint.tensors import reach
+from ckptfix.dataclass import dataclass
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.common import Storages, fields, pickled_object
 from ckptfix.formats.torch.emit import reference

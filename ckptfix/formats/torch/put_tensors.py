@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count as numbers
 
 from ckptfix.checkpoint import (
@@ -24,6 +24,7 @@ from ckptfix.checkpoint import (
     same_bytes,
 )
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import NoSuchTensor, Unsupported
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.emit import reference, tensor_call

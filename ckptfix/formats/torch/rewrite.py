@@ -7,7 +7,6 @@ unchanged nodes of the old one. It is written as a fresh pickle of protocol 2. B
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from math import prod
@@ -28,6 +27,7 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, NoSuchTensor
 from ckptfix.formats.base import refuse_truncated
 from ckptfix.formats.torch import legacy_layout, zip_layout

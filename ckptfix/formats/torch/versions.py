@@ -8,10 +8,10 @@ earlier one lacks it, the later version counts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.checkpoint import dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.calls import UNSTATED, Number, RebuildCall

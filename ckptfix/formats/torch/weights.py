@@ -6,10 +6,11 @@ Sources are state dicts inside a checkpoint, whole pickled modules, TorchScript 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Derived, FileVersion, OutputFile, Plan, Storage, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Truncated, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import emit as torch_emit

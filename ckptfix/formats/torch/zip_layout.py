@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Literal
 
 from ckptfix.checkpoint import ByteRange, Data, Segment
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
 from ckptfix.io.source import open_source
 from ckptfix.zips.local import record_data, starts

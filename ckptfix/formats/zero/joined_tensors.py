@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, RangeCheck, Segment, TensorEntry, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.zero.partitions import Cut, Shape, rows_of
 from ckptfix.formats.zero.states import Lost

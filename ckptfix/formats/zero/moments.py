@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembly import Assembly, mapping

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, FileVersion
+from ckptfix.dataclass import dataclass
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembly import Assembly, mapping, ordered

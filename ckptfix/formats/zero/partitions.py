@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 
 Shape = tuple[int, ...]

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.deepspeed import rank_of
 from ckptfix.formats.torch.tensors import is_tensor

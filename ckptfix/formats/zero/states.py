@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 from ckptfix.checkpoint import FileVersion, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, UnknownFormat, Unsupported, about
 from ckptfix.formats.deepspeed import Save, to_universal
 from ckptfix.formats.folders.nodes import listed, number, numbered, open_torch, text_of

@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ckptfix.dataclass import dataclass
 from ckptfix.io import checksums
 from ckptfix.numbers import whole_number
 

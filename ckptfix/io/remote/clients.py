@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import MissingExtra
 from ckptfix.io.remote.store import ObjectStore, WritableStore
 from ckptfix.urls import scheme_of

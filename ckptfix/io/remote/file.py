@@ -16,10 +16,10 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptfix.checkpoint.file_version import FileStat
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoSuchFile
 from ckptfix.io.open_files import KnownRemote, far
 from ckptfix.io.remote.clients import store_of

@@ -20,12 +20,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ckptfix.commands import quoted
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported, WriteFailed
 from ckptfix.io.remote.store import TIMEOUT, Facts, Object, ObjectStore, Passing, changed, failed
 from ckptfix.numbers import seconds, whole_number

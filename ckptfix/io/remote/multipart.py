@@ -7,11 +7,11 @@ before a long range are uploaded together with enough of the range to make a par
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Segment
 from ckptfix.checkpoint.byte_ranges import pieces_of, segment_length
+from ckptfix.dataclass import dataclass
 
 LEAST = 5 << 20
 """The fewest bytes of a part, except for the last one: the rule of S3."""

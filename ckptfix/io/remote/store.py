@@ -11,12 +11,12 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, TypeVar
 
 from ckptfix.checkpoint import ByteRange
 from ckptfix.checkpoint.file_version import FileStat
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import ChangedFile, CkptfixError, DamagedFile, NoSuchFile, NotPermitted, WriteFailed
 from ckptfix.numbers import whole_number
 from ckptfix.urls import redacted

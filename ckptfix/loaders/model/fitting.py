@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ckptfix.align.fused import Heads
@@ -13,6 +13,7 @@ from ckptfix.align.result import Matching, Skipped
 from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.formats.torch.tensors import KINDS
 from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of

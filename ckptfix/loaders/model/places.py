@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import WrongType
 from ckptfix.loaders.sources import EXTRA_STATE
 from ckptfix.names.slots import Slot

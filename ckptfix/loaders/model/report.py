@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from ckptfix.align.result import Skipped
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import printable
 from ckptfix.names.groups import collapse, shown
 from ckptfix.shown import html

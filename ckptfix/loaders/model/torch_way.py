@@ -11,11 +11,11 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy as copied
-from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, LoadMismatch
 from ckptfix.io.source import cause_of
 from ckptfix.loaders.model.fitting import Fit, shapes_differ

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused, file_name, printable
 from ckptfix.extras import need_torch
 from ckptfix.formats.members import optimizer_of

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.loaders.model.fitting import by_names
 from ckptfix.loaders.model.places import target

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from importlib.resources import files
 from itertools import permutations
 
+from ckptfix.dataclass import dataclass
 from ckptfix.names.rulefile import ANY_SIZE, Rules, Sizes, read, sizes_in
 
 FAMILIES: tuple[str, ...] = (

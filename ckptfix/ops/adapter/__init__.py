@@ -10,10 +10,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry
 from ckptfix.checkpoint.address import is_inside_any, keys_of, of_keys
+from ckptfix.dataclass import dataclass
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import given, holders_of, is_inside, is_inside_any, join
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData, about
 from ckptfix.formats import without_optimizer
 from ckptfix.formats.torch import module as torch_module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from threading import Lock
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, Data, Edit, Plan, Put, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.quantization_signs import observers
+from ckptfix.dataclass import dataclass
 from ckptfix.elements import arrays
 from ckptfix.elements.arrays import Encoding
 from ckptfix.errors import Refused, StrPath, WouldLoseData, file_name

@@ -17,7 +17,7 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -32,6 +32,7 @@ from ckptfix.checkpoint import (
     same_place,
 )
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import Encoding, rounded
 from ckptfix.errors import KeyConflict, Refused, WouldLoseData
 from ckptfix.formats import format_of, states, weights_of

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from ckptfix.dataclass import dataclass
 from ckptfix.elements import arrays
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import ByteRange, Derived, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.quantization import Quantized
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import Encoding, halves, nearest, rounded
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.io.elements import row_major

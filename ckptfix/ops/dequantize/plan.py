@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from ckptfix.checkpoint import Checkpoint, Drop, Edit, OutputFile, Put, Rename, Storage, TensorEntry, same_place
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import Quantized
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import KeyConflict, Refused
 from ckptfix.formats import format_of
 from ckptfix.ops import quantized

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.dataclass import dataclass
 from ckptfix.ops import quantized
 
 NAMES = ("quantization_config", "compression_config", "quantization")

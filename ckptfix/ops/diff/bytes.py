@@ -7,9 +7,10 @@ first chunk that differs. The equal chunks before it are then read again, on one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import ByteRange
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.comparison import Comparison
 from ckptfix.elements.pair_sums import PairSums, ValueDiff
 from ckptfix.elements.reader import CHUNK, ENDLESS, Content, source

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.reader import CHUNK, content
 from ckptfix.errors import Unsupported
 from ckptfix.io.checksums import digest

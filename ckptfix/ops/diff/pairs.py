@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import given, is_inside, is_typed, shown
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import KeyConflict, NoSuchTensor, Undecided
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, Literal
 
 from ckptfix.checkpoint import FileVersion, TensorEntry, address
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.pair_sums import ValueDiff
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter
 
 from ckptfix.checkpoint import ByteRange, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.elements import reader as diff_sources
 from ckptfix.elements.comparison import Comparison
 from ckptfix.elements.pair_sums import ValueDiff

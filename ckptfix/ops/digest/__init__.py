@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from ckptfix.arguments import checks_types
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import NoSuchFile, Refused, StrPath, WrongType, file_name, printable
 from ckptfix.formats import open_checkpoint
 from ckptfix.io.read import Progress

@@ -15,9 +15,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import NoSuchFile, Refused
 from ckptfix.io.read import Progress, read_chunks
 from ckptfix.io.source import found_as, open_source

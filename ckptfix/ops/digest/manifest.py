@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.io.source import open_source
 from ckptfix.ops.digest.tensors import ESCAPES, MARK, Digest, line

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Protocol
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.reader import content, read_each, tensor_id
 from ckptfix.errors import MissingExtra, Refused, Unsupported
 from ckptfix.io.read import Progress

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import Encoding
 from ckptfix.elements.nonfinite import PATTERNS, NonFinite, all_finite
 from ckptfix.errors import CkptfixError, Unsupported

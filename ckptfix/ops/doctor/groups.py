@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from ckptfix.dataclass import dataclass
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import Remedy
 from ckptfix.words import some

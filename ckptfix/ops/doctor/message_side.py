@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.message_names import Shape, ShapeConflict
 from ckptfix.findings.steps import Fix

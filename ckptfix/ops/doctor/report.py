@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import printable
 from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import PurePosixPath
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import quoted
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoFile, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, found

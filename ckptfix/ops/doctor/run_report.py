@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import printable
 from ckptfix.findings.row import Finding
 from ckptfix.words import size as sized

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from ckptfix.dataclass import dataclass
 from ckptfix.names import library_names, spellings
 from ckptfix.names.library_names import Substitutions
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, Plan, address
 from ckptfix.checkpoint.address import shown
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath, Undecided, about
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, open_checkpoint

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.checkpoint.tree import TensorValue
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, Undecided
 from ckptfix.formats.torch.calls import detached_entry
 from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object

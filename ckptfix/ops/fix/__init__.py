@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from ckptfix import formats
 from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.command_table import COMMANDS
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath, Unsupported
 from ckptfix.findings.steps import Invocation, Step, step
 from ckptfix.formats.folders.companions import Beside, beside

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
 from ckptfix.checkpoint.address import is_inside, is_inside_any
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows

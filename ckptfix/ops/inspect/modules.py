@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.ops.candidates import beside_state_dict, candidates, state_dict_of
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import TARGETS
 from ckptfix.errors import Refused, StrPath, file_name
 from ckptfix.formats import without_optimizer

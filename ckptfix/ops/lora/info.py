@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.arguments import checks_types
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import StrPath, about
 from ckptfix.formats import located, open_checkpoint
 from ckptfix.io.source import shares_open_files

@@ -7,10 +7,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ckptfix.checkpoint import Derived, OutputFile, Plan, Storage, TensorEntry, contiguous_stride, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import rounded
 from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS

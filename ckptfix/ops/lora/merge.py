@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from ckptfix.checkpoint import (
     same_place,
 )
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import KeyConflict, Refused, StrPath, about, file_name
 from ckptfix.formats import FORMATS, format_of, located, open_checkpoint, states, without_optimizer
 from ckptfix.formats.object_edit import ObjectEdit

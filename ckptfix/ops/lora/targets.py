@@ -8,10 +8,11 @@ that the adapter has apart, or have fused ones apart: the table of fusions is th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.names import adapters
 from ckptfix.names.spellings import FUSIONS, HEAD_BY_HEAD, UNTOLD

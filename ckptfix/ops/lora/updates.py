@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import Derived, TensorEntry, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.arrays import Encoding, rounded, unusual
 from ckptfix.errors import WouldLoseData
 from ckptfix.io.elements import row_major

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from ckptfix.align.fused import Heads
 from ckptfix.align.result import Matching, Skipped
 from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.checkpoint import Checkpoint, Plan, Put, address
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding

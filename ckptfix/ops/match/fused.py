@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptfix.align import match as matcher
 from ckptfix.align.fused import FusedTensors, Heads, are_turned, sides, taken
 from ckptfix.align.layouts import is_glm, neighbours, orders, rotary, turned_experts
 from ckptfix.align.result import MatchedPair, Matching
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.names import rulefile
 from ckptfix.names.lines import Line, joined, line

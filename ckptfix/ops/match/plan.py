@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptfix.align import depths
 from ckptfix.align.fused import FusedTensors
 from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, address, reshaped
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

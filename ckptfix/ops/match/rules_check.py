@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, NameList, Plan, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, StrPath, about
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding

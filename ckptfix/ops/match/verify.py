@@ -14,12 +14,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.align.result import MatchedPair, Matching
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoMatch, Refused
 from ckptfix.extras import need_torch
 from ckptfix.names.slots import Slot

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, address
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
 from ckptfix.names.rulefile import Rules, read, sizes_in

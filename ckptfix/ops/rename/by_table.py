@@ -6,13 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from ckptfix import formats
 from ckptfix.align.fused import Heads
 from ckptfix.checkpoint import ByteRange, Checkpoint, NameList, TensorEntry
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name
 from ckptfix.formats import weights_of
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece

@@ -12,12 +12,12 @@ Source: torch/distributed/checkpoint/state_dict.py ``_flatten_optim_state_dict``
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint, NameList
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.names import kinds
 from ckptfix.ops.choose import chosen_sites

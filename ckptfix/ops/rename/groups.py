@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
 from ckptfix.names.rulefile import Rules, RuleSide, TensorRule, several
 from ckptfix.names.rules import NameRule, RuleTable, filled, is_rule

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, Plan, same_place
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoSuchFile, StrPath, Unsupported, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

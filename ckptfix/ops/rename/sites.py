@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import Checkpoint, NameList, Rename, address
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import KeyConflict, PartialPrefix, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

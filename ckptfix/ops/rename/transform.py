@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 
 from ckptfix.checkpoint import (
@@ -18,6 +18,7 @@ from ckptfix.checkpoint import (
     same_place,
 )
 from ckptfix.checkpoint.address import join
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import KeyConflict, Refused, Unsupported
 from ckptfix.formats import weights_of
 from ckptfix.io import byte_view

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ckptfix.dataclass import dataclass
 from ckptfix.io import byte_view
 from ckptfix.io.byte_view import ByteView
 from ckptfix.names.operations import HALF, Operation, Term

@@ -7,13 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, partial
 from typing import Any
 
 from ckptfix import formats
 from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.checkpoint import Plan
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath, about, file_name
 from ckptfix.formats.base import Format
 from ckptfix.formats.repairs import LostTensor, Repair

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.checkpoint.tree import (
@@ -23,6 +23,7 @@ from ckptfix.checkpoint.tree import (
     every_value,
     identity,
 )
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.findings import table
 from ckptfix.formats.loading import hidden_globals as scan_inside

@@ -9,11 +9,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
 from ckptfix.checkpoint import ByteRange, Data
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadPickle, DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found

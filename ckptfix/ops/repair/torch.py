@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.checkpoint import Checkpoint, Data, Plan, Storage, TensorEntry, dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.repairs import LostTensor, Repair
 from ckptfix.formats.torch.damaged.object import DamagedObject, DamagedTensor, IntactStorage

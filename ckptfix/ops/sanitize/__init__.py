@@ -5,13 +5,14 @@ from __future__ import annotations
 import codecs
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, Literal
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, Plan, address
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -13,6 +13,7 @@ from ckptfix.checkpoint import Checkpoint, Data, Plan
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.tree import Item, ListValue, MapValue, ObjectValue, Value, identity, pairs_of
 from ckptfix.commands import command
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadPickle, Refused, StrPath, Unsupported
 from ckptfix.formats import detect, format_of
 from ckptfix.formats.base import ByFile, Format, file_by_file

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
+from ckptfix.dataclass import dataclass
 from ckptfix.elements.moments import ElementMoments
 from ckptfix.elements.reader import Content, content, reduced, tensor_id
 from ckptfix.errors import StrPath, Unsupported, about

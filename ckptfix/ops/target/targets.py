@@ -15,10 +15,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptfix.arguments import LIVE
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address, dtypes, same_place
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
 from ckptfix.formats import FORMATS, is_index_name, open_checkpoint, states, weights_of
 from ckptfix.io.source import found_as, is_local

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckptfix.checkpoint import Data, OutputFile, Plan, Storage, TensorEntry, address, dtypes
 from ckptfix.checkpoint.tree import Item
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import weights_only, zip_layout
 from ckptfix.formats.torch.common import ByteOrder, StorageTable, fields, typed_apart, view_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ckptfix.checkpoint import dtypes
+from ckptfix.dataclass import dataclass
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import fields
 from ckptfix.formats.torch.object import TorchObject, walk
