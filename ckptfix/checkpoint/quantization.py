@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import field, replace
 from typing import Literal
 
-from ckptfix.checkpoint.quantization_signs import BLOCKS, FLOATS, INTEGERS, Quantization
+from ckptfix.checkpoint.quantization_signs import BLOCKS, FLOATS, INTEGERS
 from ckptfix.checkpoint.tensors import TensorEntry
 from ckptfix.dataclass import dataclass
 
@@ -693,8 +693,8 @@ SUFFIXES: Mapping[str, tuple[Scheme, ...]] = {
 
 def recognised(
     entries: Iterable[TensorEntry], methods: Sequence[str] = (), elsewhere: OtherShards = NOWHERE
-) -> Quantization:
-    """Return the quantized weights among `entries`.
+) -> tuple[tuple[Quantized, ...], dict[str, tuple[Role, Quantized]]]:
+    """Return the quantized weights among `entries`, and the role of each tensor that belongs to one, by its address.
 
     Args:
         methods: names of the scheme in config.json; its codes and companions are then recognized without each other.
@@ -739,7 +739,7 @@ def recognised(
             roles[row.codes] = ("codes", row)
         for role, name in row.companions:
             roles.setdefault(name, (role, row))
-    return Quantization(tuple(weights), roles)
+    return tuple(weights), roles
 
 
 def _alone(entry: TensorEntry) -> Quantized | None:

@@ -1,4 +1,4 @@
-"""The signs by which a checkpoint may have quantized weights, and what they are once they are found.
+"""The signs by which a checkpoint may have quantized weights.
 
 Most files have none of the signs. They are looked at without the table of schemes (`checkpoint.quantization`), which
 takes longer to import than a small file to read.
@@ -7,13 +7,9 @@ takes longer to import than a small file to read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from ckptfix.checkpoint.tensors import TensorEntry
-
-if TYPE_CHECKING:
-    from ckptfix.checkpoint.quantization import Quantized, Role
 
 FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 INTEGERS = frozenset({"int8", "uint8", "int16", "int32", "int64"})
@@ -33,40 +29,13 @@ COMPANIONS = (
 CODES = ("dense_weights", "indices", "Qidxs", "qdata", "codes", "_data")
 """Ends of the keys of codes that may be int64."""
 
+
 def has_signs(entries: Iterable[TensorEntry]) -> bool:
     """Return whether the names, dtypes or classes of some tensors may be those of quantized weights."""
     ends = COMPANIONS + CODES
     return any(
         entry.dtype not in ORDINARY or entry.detail != "" or f".{entry.key}".endswith(ends) for entry in entries
     )
-
-
-class Quantization:
-    """The quantized weights of a checkpoint.
-
-    Attributes:
-        weights: in file order.
-        roles: address of a tensor -> its role, and the weight that it belongs to.
-    """
-
-    __slots__ = ("roles", "weights")
-
-    def __init__(
-        self, weights: tuple[Quantized, ...] = (), roles: Mapping[str, tuple[Role, Quantized]] | None = None
-    ) -> None:
-        self.weights = weights
-        self.roles: Mapping[str, tuple[Role, Quantized]] = {} if roles is None else roles
-
-    def __bool__(self) -> bool:
-        return bool(self.weights)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Name of a scheme in messages -> number of its weights."""
-        found: dict[str, int] = {}
-        for row in self.weights:
-            found[row.label] = found.get(row.label, 0) + 1
-        return found
 
 
 def observers(entries: Iterable[TensorEntry]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.checkpoint.address import join
-from ckptfix.checkpoint.quantization_signs import BLOCKS, Quantization, has_signs, patterns
+from ckptfix.checkpoint.quantization_signs import BLOCKS, has_signs, patterns
 from ckptfix.commands import word
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.findings.row import Finding
@@ -34,6 +34,34 @@ MOST_GLOBS = 8
 """The most globs in a hint."""
 
 
+class Quantization:
+    """The quantized weights of a checkpoint.
+
+    Attributes:
+        weights: in file order.
+        roles: address of a tensor -> its role, and the weight that it belongs to.
+    """
+
+    __slots__ = ("roles", "weights")
+
+    def __init__(
+        self, weights: tuple[Quantized, ...] = (), roles: Mapping[str, tuple[Role, Quantized]] | None = None
+    ) -> None:
+        self.weights = weights
+        self.roles: Mapping[str, tuple[Role, Quantized]] = {} if roles is None else roles
+
+    def __bool__(self) -> bool:
+        return bool(self.weights)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Name of a scheme in messages -> number of its weights."""
+        found: dict[str, int] = {}
+        for row in self.weights:
+            found[row.label] = found.get(row.label, 0) + 1
+        return found
+
+
 def quantization_of(checkpoint: Checkpoint) -> Quantization:
     """Return the quantized weights of a checkpoint; no tensor byte is read."""
     return checkpoint.once(_quantization)
@@ -48,7 +76,7 @@ def _quantization(checkpoint: Checkpoint) -> Quantization:
     # Only such files are worth the import of the table of schemes.
     from ckptfix.checkpoint.quantization import recognised
 
-    return recognised(entries, methods, _elsewhere(checkpoint, entries))
+    return Quantization(*recognised(entries, methods, _elsewhere(checkpoint, entries)))
 
 
 def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> OtherShards:

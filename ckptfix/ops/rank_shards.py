@@ -34,7 +34,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
 from ckptfix.formats.members import NEMO_JOINS
-from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped_of
+from ckptfix.formats.ranks.wrapped import is_dtensor, is_flat, wrapped_of
 from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.common import PickledObject, maybe_pickled_object
@@ -311,10 +311,11 @@ def _joins_megatron(place: Path) -> tuple[str, bool]:
 
 def _of_slices(checkpoint: Checkpoint) -> RankShard | None:
     """Return the part in a file of Meta or fairseq, which is named after its rank."""
-    from ckptfix.formats.parallel.files import META_FILE, PART_FILE, meta_files, part_files
-    from ckptfix.formats.parallel.flat import parts_of
-
     place = as_path(checkpoint.path)
+    if not any(part in place.name for part in ("consolidated", "part")):  # other files do not need these imports
+        return None
+    from ckptfix.formats.parallel.files import META_FILE, PART_FILE, meta_files, part_files
+
     meta, part = META_FILE.fullmatch(place.name), PART_FILE.fullmatch(place.name)
     if meta is None and part is None:
         return None
@@ -323,6 +324,8 @@ def _of_slices(checkpoint: Checkpoint) -> RankShard | None:
     files = find(folder)
     world = 0 if files is None else max(files.paths)[0] + 1
     if meta is not None:
+        from ckptfix.formats.parallel.flat import parts_of
+
         world = max(world, parts_of({entry.key: entry.shape for entry in checkpoint.entries}, folder), rank + 1)
         if world < 2:
             return None

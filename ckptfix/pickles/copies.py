@@ -92,6 +92,7 @@ def _refolded(node: Call, reference: Callable[[PersId], tuple[Node, ...] | None]
     """Return a copy of a call that rebuilds a plain tensor, without making nodes of its arguments."""
     assert node.folded is not None
     made = node.folded.plain(node)
+    assert isinstance(made, NewTensorArguments)
     fields = reference(made.reference())
     if fields is not None:
         key, location = str(fields[2]), str(fields[3])

@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, final
 
-if TYPE_CHECKING:
-    from ckptfix.pickles.new_tensors import NewTensorArguments
-
 Node: TypeAlias = (
     "bool | int | float | bytes | bytearray | str | tuple[Node, ...] | list[Node] "
     "| Global | Call | PersId | Dict | Set | None"
@@ -74,8 +71,8 @@ class Folded(Protocol):
     def arguments(self, call: Call) -> tuple[Node, ...]:
         """Return the arguments of `call`, newly created."""
 
-    def plain(self, call: Call) -> NewTensorArguments:
-        """Return the arguments of `call` without places in a stream."""
+    def plain(self, call: Call) -> object:
+        """Return the arguments of `call` without places in a stream, as `new_tensors.NewTensorArguments`."""
 
 
 class LazyItems(Protocol):

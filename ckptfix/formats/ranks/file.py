@@ -9,7 +9,8 @@ from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.checkpoint.address import join
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import about
-from ckptfix.formats.ranks.shards import RankTensor, held, wrapped
+from ckptfix.formats.ranks.shards import RankTensor, held
+from ckptfix.formats.ranks.wrapped import wrapped
 from ckptfix.formats.torch.common import PickledObject, pickled_object
 from ckptfix.formats.torch.tensors import tensor_entry
 from ckptfix.pickles.graph import Node

@@ -23,7 +23,7 @@ from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.ranks.file import RankFile, open_file
 from ckptfix.formats.ranks.merge import NAME, assembled, together
 from ckptfix.formats.ranks.names import meant, rank_of
-from ckptfix.formats.ranks.shards import is_flat
+from ckptfix.formats.ranks.wrapped import is_flat
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings, pickled_object
 from ckptfix.io.source import found_as, is_file, is_folder, is_place, mark

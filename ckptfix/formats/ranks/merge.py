@@ -17,7 +17,8 @@ from ckptfix.formats.folders.assembly import Assembly
 from ckptfix.formats.folders.copies import alike, differing
 from ckptfix.formats.folders.steps import counted
 from ckptfix.formats.ranks.file import RankFile
-from ckptfix.formats.ranks.shards import Box, RankTensor, is_flat
+from ckptfix.formats.ranks.shards import Box, RankTensor
+from ckptfix.formats.ranks.wrapped import is_flat
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor
 from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.elements import row_major

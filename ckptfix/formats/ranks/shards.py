@@ -16,47 +16,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.checkpoint.tree import Item
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.formats.folders.nodes import class_name, listed, number
-from ckptfix.formats.torch.state import SHARDED, fields, state_rows
-from ckptfix.formats.torch.tensors import BadTensor, StorageOf, is_tensor, is_wrapper, sizes, tensor_entry
-from ckptfix.formats.torch.tree import like, node_of
-from ckptfix.pickles import Call, Global
+from ckptfix.formats.ranks.wrapped import is_dtensor, wrapped
+from ckptfix.formats.torch.state import SHARDED, fields
+from ckptfix.formats.torch.tensors import BadTensor, StorageOf, is_tensor, sizes, tensor_entry
+from ckptfix.pickles import Call
 from ckptfix.pickles.graph import Node
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes of a part of a tensor, in elements."""
 
 MOST_RANKS = 1 << 16
-
-
-def wrapped(node: Node) -> tuple[str, list[tuple[str, Node]]]:
-    """Return (class, state) of a wrapper subclass, also of one inside a parameter."""
-    depth = 0
-    while type(node) is Call and type(node.args) is tuple and node.args and type(node.args[0]) is Call and depth < 8:
-        node, depth = node.args[0], depth + 1
-    if type(node) is Call and type(node.args) is tuple and len(node.args) >= 4 and type(node.args[1]) is Global:
-        func, cls, _, state = node.args[:4]
-        if type(cls) is Global and is_wrapper(func):
-            return cls.full, state_rows(cls, state)
-    return "", []
-
-
-def wrapped_of(item: Item) -> tuple[str, dict[str, Item]]:
-    """Return the same of an item of the tree of values."""
-    cls, state = wrapped(node_of(item))
-    return cls, {name: like(item, node) for name, node in state}
-
-
-def is_dtensor(name: str) -> bool:
-    return name.rpartition(".")[2] == "DTensor"
-
-
-def is_flat(key: str) -> bool:
-    """Return whether `key` is the name of the flattened parameters of an FSDP unit."""
-    return key.rpartition(".")[2].startswith("_flat_param")
 
 
 @dataclass(frozen=True, slots=True)

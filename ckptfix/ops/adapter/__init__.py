@@ -19,9 +19,9 @@ from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.names import adapters
+from ckptfix.names.adapter_signs import has_signs
 from ckptfix.names.adapters import TITLES, AdapterKey, LayoutName, Method, Role
 from ckptfix.ops import quantized
-from ckptfix.ops.dequantize.layout import numbers
 from ckptfix.words import plural, some
 
 CONFIG = "adapter_config.json"
@@ -219,13 +219,9 @@ def _found_places(checkpoint: Checkpoint) -> list[str]:
     return [at for at, names in keys.items() if adapters.is_adapter(names)]
 
 
-MARKS = ("lora", "hada_w", "lokr_w", ".adapter.linear_")
-"""Parts of keys. Every adapter has a key with one of them."""
-
-
 def glance(checkpoint: Checkpoint) -> Adapter | None:
     """Return the adapter in a checkpoint; None if it holds none, several, or a damaged one."""
-    if not any(mark in entry.key for entry in checkpoint.entries for mark in MARKS):
+    if not has_signs(entry.key for entry in checkpoint.entries):
         return None
     try:
         return read(checkpoint)
@@ -508,6 +504,8 @@ def _number(entry: TensorEntry) -> float | None:
     """Return the number in a tensor of one element; None if it has more, or no data."""
     if entry.numel != 1 or not entry.has_data or entry.kind != "dense":
         return None
+    from ckptfix.ops.dequantize.layout import numbers
+
     return float(numbers(entry).reshape(-1)[0])
 
 

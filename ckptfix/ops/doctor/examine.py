@@ -26,7 +26,6 @@ from ckptfix.errors import (
     Unsupported,
     file_name,
 )
-from ckptfix.findings import message_names
 from ckptfix.findings.contents import RESUMED, RESUMED_ELSEWHERE, RESUMED_IN_PART
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
@@ -51,7 +50,6 @@ from ckptfix.ops.doctor import adapter as scan_adapter
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import foreign as doctor_foreign
-from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
@@ -65,6 +63,7 @@ from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, DirectoryRecord
 
 if TYPE_CHECKING:
+    from ckptfix.findings.message_names import Listed
     from ckptfix.ops.target.targets import ExpectedModel
 
 MOST = 200
@@ -114,11 +113,29 @@ def examine(
     return _with(done, (), _members(name), error)
 
 
+def _rows(error: str | None) -> tuple[LoadError, ...]:
+    """Return the load errors that the pasted message may be. Only with a message are its parsers imported."""
+    if error is None:
+        return ()
+    from ckptfix.ops.doctor import messages
+
+    return messages.rows(error)
+
+
+def _names(error: str | None) -> Listed | None:
+    """Return the keys and shapes that the pasted message names."""
+    if error is None:
+        return None
+    from ckptfix.findings import message_names
+
+    return message_names.listed(error)
+
+
 def _with(
     done: Diagnosis, more: Sequence[tuple[Finding, Remedy]], beside: Sequence[str], error: str | None
 ) -> Diagnosis:
     """Add findings and their remedies to `done`, and the damage of the checkpoints `beside` the model."""
-    rows = messages.rows(error) if error is not None else ()
+    rows = _rows(error)
     place = _places(rows)
     wrong = [row for path in beside for row in _damage(path)]
     both = sorted((*zip(done.findings, done.remedies, strict=True), *more, *wrong), key=lambda row: place(row[0]))
@@ -210,8 +227,7 @@ def _examined(
     progress: Progress | None,
 ) -> Diagnosis:
     """Examine one checkpoint by itself, like `examine`."""
-    rows = messages.rows(error) if error is not None else ()
-    names = message_names.listed(error) if error is not None else None
+    rows, names = _rows(error), _names(error)
     looked = ["first bytes"]
     findings: list[Finding]
     try:
@@ -350,7 +366,7 @@ def _judge(
     checkpoint: Checkpoint,
     like: ExpectedModel | None,
     rows: Sequence[LoadError],
-    names: message_names.Listed | None,
+    names: Listed | None,
     *,
     fast: bool,
     at: str | None,
@@ -378,7 +394,7 @@ def _judge(
     yield from scan_contents.needs_torch(checkpoint)
     yield from scan_contents.asked(view, rows)
     if names is not None and like is None:
-        from ckptfix.ops.doctor import compare
+        from ckptfix.ops.doctor import compare, messages
 
         told = compare.scan(view, names)
         if told and all(row.id == "other-file" for row in told) and _explained(contents, messages.beside_keys(rows)):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import printable
-from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
 from ckptfix.findings.row import Finding, FindingKind, Severity
@@ -16,12 +15,12 @@ from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, Value, s
 from ckptfix.findings.steps import step as fix_step
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, proposed
 from ckptfix.io.source import found_as
-from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import BESIDE, OF_THE_FORMAT, TOLD, FindingGroup, grouped
 from ckptfix.shown import html, page
 from ckptfix.words import plural, some
 
 if TYPE_CHECKING:
+    from ckptfix.findings.message_names import Listed, Prefix
     from ckptfix.ops.doctor.run_report import RunReport
 
 FailOn = Literal["error", "warning", "never"]
@@ -382,6 +381,10 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
     """Interpret the pasted message `error`, if there is one; `rows` are the load errors that it may be."""
     if error is None:
         return None
+    # Only with a message are its parsers imported.
+    from ckptfix.findings import message_names
+    from ckptfix.ops.doctor import messages
+
     told = [finding for finding in findings if finding.about == TOLD]
     known = (finding for finding in findings if finding.about != BESIDE)
     explained = [finding.id for finding in told or known if told or set(errors_of(finding)) & set(rows)]
@@ -397,12 +400,14 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
 
 def of_message(error: str) -> Diagnosis:
     """Interpret the pasted message `error` by itself, without the file."""
+    from ckptfix.ops.doctor import messages
+
     message = message_of(error, messages.rows(error), ())
     return Diagnosis("", None, "a message", 0, (), ("the message",), message)
 
 
 def _advice(
-    rows: Sequence[LoadError], prefix: message_names.Prefix | None, names: message_names.Listed | None
+    rows: Sequence[LoadError], prefix: Prefix | None, names: Listed | None
 ) -> str | None:
     """Return the remedy of the row that is closest to the first of `rows`, for any file."""
     if prefix is not None:

@@ -19,6 +19,7 @@ from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.io.read import Progress
 from ckptfix.names import kinds
 from ckptfix.names import wrappers as keys
+from ckptfix.names.adapter_signs import has_signs
 from ckptfix.names.attributes import bare_names
 from ckptfix.ops import choose, quantized
 from ckptfix.ops.candidates import state_dict_of, view
@@ -233,9 +234,9 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
 
 
 def _adapter(checkpoint: Checkpoint) -> str | None:
-    if not any("lora" in entry.key or "hada_w" in entry.key or "lokr_w" in entry.key for entry in checkpoint.entries):
+    if not has_signs(entry.key for entry in checkpoint.entries):
         return None
-    # Files without an adapter are described faster without this import.
+    # Only such files are worth the import.
     from ckptfix.ops.adapter import glance
 
     found = glance(checkpoint)

@@ -1,0 +1,16 @@
+"""The sign that a checkpoint may hold an adapter.
+
+Most files do not have it, and need neither the table of layouts (`names.adapters`) nor the code that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MARKS = ("lora", "hada_w", "lokr_w", ".adapter.linear_")
+"""Parts of keys. Every adapter has a key with one of them."""
+
+
+def has_signs(keys: Iterable[str]) -> bool:
+    """Return whether one of the keys may be an adapter's."""
+    return any(mark in key for key in keys for mark in MARKS)
