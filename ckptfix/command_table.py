@@ -381,6 +381,7 @@ _TABLE = (
         "fleet", "At scale", "Run one command on thousands of checkpoints, resumable.",
         example="ckptfix fleet run plan.jsonl", not_in_a_fleet="it is the fleet itself",
         examples=(
+            "ckptfix fleet plan -r runs -- doctor --fast > plan.jsonl",
             "ckptfix fleet status plan.jsonl",
         ),
     ),

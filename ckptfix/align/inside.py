@@ -168,7 +168,8 @@ class _Companions:
 
     def _take_turns(self, home: str, inside: Sequence[Unit]) -> None:
         """Pair the modules of a list that holds a norm and a matrix in turn."""
-        order = {int(last): unit for unit in inside if (last := unit.path[len(home) :].lstrip(".")).isdecimal()}
+        last = {unit: unit.path[len(home) :].lstrip(".") for unit in inside}
+        order = {int(text): unit for unit, text in last.items() if text.isdecimal() and len(text) < 19}
         if len(order) != len(inside) or len(inside) % 2:
             return
         run = [order[at] for at in sorted(order)]

@@ -107,6 +107,7 @@ WHOLES = frozenset(["block", "cross", "half", "modality", "agent", "pair", "adve
 _BLOCK = re.compile(r".*(?:\d|\{\})(?=\.)")
 """Pattern of the block that contains a module: its path up to the last number of a list of modules."""
 
+_NUMBER = re.compile(r"\d+")
 _LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")
 
 
@@ -258,7 +259,7 @@ def _ordinals(
     alike: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for index, text in enumerate(texts):
         lettered, numbers = _lettered(text), _numbers(text)
-        alike.setdefault(re.sub(r"\d+", "#", lettered), []).append((numbers, index))
+        alike.setdefault(_NUMBER.sub("#", lettered), []).append((numbers, index))
     found: list[tuple[int, int] | None] = [None] * len(texts)
     for kind in alike.values():
         of_block: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
@@ -313,8 +314,15 @@ def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
     """Return the only assignment of as many paths to paths that words and numbers allow; nothing if it is in doubt.
 
     That one of two layers is called after the whole that has both says nothing: ``c_fc``, ``c_proj`` and ``ffn.b``.
+    Numbers do not tell a list from what no word describes, which may be one of that list under another name:
+    ``layer.0``, ``layer.1``, ``x`` and ``y``, ``layer.1``, ``layer.2``.
     """
     sides = parts(ours), parts(theirs)
+    mine, others = (frozenset[str]().union(*(one.terms for one in side)) for side in sides)
+    for texts, side in zip((ours, theirs), sides, strict=True):
+        described = [bool(one.roles or one.terms & mine & others) for one in side]
+        if len({_NUMBER.sub("#", text) for text, known in zip(texts, described, strict=True) if not known}) > 1:
+            return []
     played = [{(kind, part) for one in side for kind, found in one.roles.items() for part in found} for side in sides]
     counts = [Counter(kind for kind, _ in side) for side in played]
     vague = {kind for kind in WHOLES if min(count[kind] for count in counts) < 2}

@@ -60,7 +60,7 @@ from ckptfix.ops.writing import WriteOptions
     click.Option(
         ["--dequantize"],
         is_flag=True,
-        help="Write plain weights instead of quantized ones (fp8, GPTQ, AWQ, bitsandbytes and others).",
+        help="Write plain weights in place of quantized ones.",
     ),
     CommonOption(["--tp"], type=int, metavar="N", help="With --to megatron or meta: cut the tensors for N ranks."),
     CommonOption(["--pp"], type=int, metavar="N", help="With --to megatron: divide the layers into N stages."),

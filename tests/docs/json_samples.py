@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -106,7 +106,7 @@ def adapter() -> Iterator[tuple[str, bytes]]:
                                            ("norm.weight", "F32", [1], floats(1))])  # fmt: skip
     yield "tuned.safetensors", safetensors([("fc.weight", "F32", [2, 2], floats(2, 4, 3, 4)),
                                             ("norm.weight", "F32", [1], floats(2))])  # fmt: skip
-    rows = [("lora_A", [1, 2]), ("lora_B", [2, 1])]
+    rows: list[tuple[str, Sequence[int]]] = [("lora_A", [1, 2]), ("lora_B", [2, 1])]
     parts = [(f"base_model.model.fc.{name}.default.weight", "F32", shape, floats(1, 2)) for name, shape in rows]
     whole = ("base_model.model.norm.weight", "F32", [1], floats(3))
     yield "peft/adapter_model.safetensors", safetensors([*parts, whole])

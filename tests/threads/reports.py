@@ -223,7 +223,7 @@ def ranks(folder: Path) -> Path:
 class AffineQuantizedTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, data: torch.Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, data.shape)  # type: ignore[attr-defined]
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape)
 
     def __init__(self, data: torch.Tensor) -> None:
         self.tensor_impl = data
@@ -232,7 +232,7 @@ class AffineQuantizedTensor(torch.Tensor):
         return ["tensor_impl"], []
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return args[0]
 
 

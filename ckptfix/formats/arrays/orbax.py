@@ -32,8 +32,8 @@ from ckptfix.findings.table import found
 from ckptfix.formats.arrays.common import Array, checkpoint_of, read_only
 from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.signs import Beginning, named
-from ckptfix.io.source import is_local, mark, open_source
-from ckptfix.urls import as_path
+from ckptfix.io.source import is_file, is_local, mark, open_source
+from ckptfix.urls import as_path, scan_folder
 
 NAME = "orbax"
 
@@ -71,15 +71,15 @@ def is_orbax(path: str) -> bool:
 
 def _items(path: str) -> dict[str, str]:
     """Return name -> folder of the items of a step; a folder that is an item has the name ``""``."""
-    place = as_path(path)
     if not is_local(path):
         return {}
-    if (place / TREE).is_file():
+    if is_file(as_path(path, TREE)):
         return {"": path}
-    if not (place / STEP).is_file():
+    if not is_file(as_path(path, STEP)):
         return {}
-    inside = sorted(row for row in place.iterdir() if row.is_dir() and not row.is_symlink())
-    return {row.name: str(row) for row in inside if (row / TREE).is_file()}
+    with scan_folder(path) as rows:
+        names = sorted(row.name for row in rows if row.is_dir(follow_symlinks=False))
+    return {name: str(as_path(path, name)) for name in names if is_file(as_path(path, name, TREE))}
 
 
 def score(path: str, head: bytes, size: int) -> int:

@@ -28,6 +28,7 @@ from ckptfix.checkpoint.tree import (
 from ckptfix.errors import NoSuchTensor
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.common import pickled_object
+from ckptfix.pickles.folded import Phrases
 
 
 def tree(path: Path, value: Any) -> Checkpoint:
@@ -88,7 +89,7 @@ def test_looking_at_tensors_unfolds_none_of_their_calls(tmp_path: Path) -> None:
         assert isinstance(item, TensorValue)
         assert item.by_torch and not item.attributes and item.entry("x", "").shape == (2,)
     phrases = pickled_object(checkpoint).graph.phrases
-    assert phrases is not None and len(phrases.starts) > 20
+    assert isinstance(phrases, Phrases) and len(phrases.starts) > 20
     assert all(call.folded is not None for call in phrases.calls())
 
 

@@ -93,7 +93,12 @@ def test_only_a_file_with_no_sound_tensor_is_read_for_its_checksums(
     """Repair keeps the others for certain; a file without any is refused, which only its plan shows."""
     planned: list[str] = []
     read = remains.read_zip
-    monkeypatch.setattr(open_repair, "read_zip", lambda path: planned.append(path) or read(path))
+
+    def noted(path: str) -> Any:
+        planned.append(path)
+        return read(path)
+
+    monkeypatch.setattr(open_repair, "read_zip", noted)
     torch.save({"w": torch.full((1 << 12,), 7.5)} | ({"b": torch.ones(3)} if whole else {}), tmp_path / "in.pth")
     data = (tmp_path / "in.pth").read_bytes().replace(torch.full((9,), 7.5).numpy().tobytes(), bytes(36))
     found = ckptfix.doctor(written(tmp_path / "in.pth", data))
