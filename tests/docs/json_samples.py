@@ -111,7 +111,7 @@ def adapter() -> Iterator[tuple[str, bytes]]:
     whole = ("base_model.model.norm.weight", "F32", [1], floats(3))
     yield "peft/adapter_model.safetensors", safetensors([*parts, whole])
     yield "peft/adapter_config.json", json.dumps({"r": 1, "lora_alpha": 2, "base_model_name_or_path": "a"}).encode()
-    lone = [(name.replace("base_model.model.", "layers.0."), *rest) for name, *rest in parts]
+    lone = [(name.replace("base_model.model.", "layers.0."), code, shape, data) for name, code, shape, data in parts]
     yield "alone/adapter_model.safetensors", safetensors(lone)
     odd = [("lora_unet_a_0.lora_down.weight", "F32", [1, 2], floats(1, 2)),
            ("lora_unet_b.diff", "F32", [1], floats(1)),
