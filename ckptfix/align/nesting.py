@@ -254,6 +254,16 @@ class Twins:
         one, other = (side.get(front, ()) for side, front in zip(self._lists, (ours, theirs), strict=True))
         return len(one) != len(other) or one == other
 
+    def _is_list_beside(self, twins: tuple[str, str]) -> bool:
+        """Return whether one of two blocks is a whole list, and the other is in one.
+
+        A list may hold parts of several blocks of the other side: ``layer.0.norm`` and ``layer.1.conv`` beside
+        ``block1.norm``, ``block1.conv``, ``block2.norm`` and ``block2.conv``.
+        """
+        counted = [_LAST_NUMBER.search(front) is not None for front in twins]
+        holds = [f"{front}." in lists for front, lists in zip(twins, self._lists, strict=True)]
+        return any(holds[side] and not counted[side] and counted[1 - side] and not holds[1 - side] for side in (0, 1))
+
     def say(self, one: Unit, other: Unit) -> int:
         """Return 1 if both are in the same numbered block, -1 if a block or module has the other elsewhere, else 0."""
         ours, theirs = siblings(one.path), siblings(other.path)
@@ -280,7 +290,7 @@ class Twins:
             if twin is not None and self._twins[1 - which].get(twin) == front:
                 found = (twin, front) if which else (front, twin)
                 stacks = _LAST_NUMBER.sub("", found[0]), _LAST_NUMBER.sub("", found[1])
-                if stacks not in crossing and self._alike(*stacks):
+                if stacks not in crossing and self._alike(*stacks) and not self._is_list_beside(found):
                     return found
         return "", ""
 
