@@ -196,11 +196,12 @@ def convert(
         "optimizer": optimizer,
         "dequantize": dequantize,
         "dtype": dtype if dequantize else None,
-        "dims": dims,
         "vocab_size": vocab_size,
     }
+    shapes: dict[str, Any] = {"shard_size": shard_size, "tp": tp, "pp": pp, "ep": ep}
+    # The output's cuts, or those of the input.
+    (given if to is None or named_format(to).parallel is None else shapes)["dims"] = dims or None
     conversion = {name: value for name, value in given.items() if value}
-    shapes = {"shard_size": shard_size, "tp": tp, "pp": pp, "ep": ep}
     shaping: dict[str, Any] = {name: value for name, value in shapes.items() if value is not None}
     paths = [source] if isinstance(source, str | os.PathLike) else list(source)
     if dtype is not None and not dequantize:

@@ -124,7 +124,7 @@ def _cuts(
     unknown = [name for name in tensors if row_of(table, name) is None]
     if unknown:
         message = f"{len(unknown)} of {len(tensors)} names are not {whose}: {some(unknown)}"
-        hint = "rename them first: `ckptfix match` finds the names that a model has"
+        hint = "--names renames them in the same pass, if a table has the model; `ckptfix match` does for any model"
         raise Refused(message, hint=hint)
     made: dict[str, RankCut] = {}
     for name, entry in tensors.items():

@@ -406,3 +406,19 @@ def _entry(tensor: torch.Tensor) -> TensorEntry:
     place = SplicedFile("memory", [len(data)], lambda _: SplicedPiece((data,))).place(0)
     storage = Storage("0", "int16", len(data), "cpu", place)
     return TensorEntry("whole", "", storage, "int16", shape, contiguous_stride(shape))
+
+
+def test_a_model_is_renamed_and_cut_in_one_pass(tmp_path: Path) -> None:
+    """A cut that is stated belongs to the output, where that is cut."""
+    rows = {"model.embed_tokens.weight": (8, 6), "model.norm.weight": (6,), "lm_head.weight": (8, 6)}
+    tensors = {name: torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape) for name, shape in rows.items()}
+    (tmp_path / "in").mkdir()
+    save_file(tensors, tmp_path / "in" / "model.safetensors")
+    settings = {"model_type": "llama", "num_attention_heads": 2, "hidden_size": 6, "num_hidden_layers": 0}
+    (tmp_path / "in" / "config.json").write_text(json.dumps(settings))
+    dims: dict[str, int | str] = {"tok_embeddings.weight": 1}
+    ckptfix.convert(tmp_path / "in", tmp_path / "cut", to="meta", names="meta", tp=2, dims=dims)
+    part = torch.load(tmp_path / "cut" / "consolidated.00.pth", weights_only=True)
+    assert part["tok_embeddings.weight"].shape == (8, 3) and part["output.weight"].shape == (4, 6)
+    ckptfix.convert(tmp_path / "cut", tmp_path / "back.safetensors", names="meta:hf", heads=2)
+    same(tensors, load_file(tmp_path / "back.safetensors"))
