@@ -77,7 +77,7 @@ def _headline(done: Diagnosis, inspection: Inspection | None) -> str:
 
 
 def _facts(inspection: Inspection | None) -> Iterator[_Fact]:
-    """Yield the state dicts and the progress of the training, if there are any."""
+    """Yield the state dicts, what is special about the weights, and the progress of the training."""
     if inspection is None:
         return
     listed = list(state_dicts_of(inspection))
@@ -86,6 +86,10 @@ def _facts(inspection: Inspection | None) -> Iterator[_Fact]:
         yield _Fact("holds", "; ".join(listed[:STATE_DICTS]) + more)
     if len(inspection.dtypes) > 1:
         yield _Fact("dtypes", counts(inspection.dtypes))
+    if inspection.quantized:
+        yield _Fact("quantized", "; ".join(map(str, inspection.quantized[:STATE_DICTS])))
+    if inspection.adapter is not None:
+        yield _Fact("adapter", inspection.adapter)
     if inspection.training:
         yield _Fact("training", shown(inspection.training))
 

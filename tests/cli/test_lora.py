@@ -28,6 +28,10 @@ def test_info(cli: Cli, files: Path) -> None:
     assert "it holds no adapter" in cli("lora", "info", "base.safetensors").stderr
 
 
+def test_the_verdict_says_what_it_is(cli: Cli, files: Path) -> None:
+    assert "PEFT LoRA, rank 3" in cli(str(files / "adapter")).stdout
+
+
 def test_what_is_missing_is_named(cli: Cli, files: Path) -> None:
     (files / "adapter/adapter_config.json").unlink()
     assert "adapter_config.json" in cli("lora", "info", "adapter").stdout.partition("missing:")[2]
