@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 
 from ckptfix.align import roles
 from ckptfix.align.nesting import Twins, crossing
@@ -108,7 +109,18 @@ def _decided(
         return known
     if len(ours) > MOST or (place == NOWHERE and any(len(_once(units)) < len(units) for units in (ours, theirs))):
         return {}
+    if any(map(_counts_twice, labels)):
+        return {}
     return {ours[row]: theirs[column] for row, column in roles.told(*labels)}
+
+
+def _counts_twice(labels: Sequence[str]) -> bool:
+    """Return whether two numbers differ among paths: which counts blocks, and which the modules in one, is unknown.
+
+    ``0.norm2`` and ``1.norm1`` may be ``norm2.0`` and ``norm1.1``, so that no order of both numbers is certain.
+    """
+    numbers = [_DIGITS.findall(text) for text in labels]
+    return sum(len(set(column)) > 1 for column in zip_longest(*numbers)) > 1
 
 
 def _once(units: Sequence[Unit]) -> set[Unit]:
@@ -178,6 +190,8 @@ class _Companions:
             for one, other in pairs:
                 self._add(one, other)
 
+
+_DIGITS = re.compile(r"\d+")
 
 _NUMBERED = re.compile(r"(?P<home>(?:.*\.)?)[A-Za-z_]+(?:\.?(?P<number>\d+)|_(?P<letter>[a-h]))")
 """A module with a number or letter of its own, or in a list of its own: ``conv1``, ``conv_a``, ``convs.0``."""
