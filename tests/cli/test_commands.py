@@ -41,6 +41,7 @@ def test_every_help_ends_with_examples_that_parse(cli: Cli, name: str) -> None:
         command(name).make_context(name, words[2:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_a_screen(program: Forks, name: str) -> None:
     lines = program(MAIN, [name, "--help"], environment={"COLUMNS": "100"}).stdout.splitlines()

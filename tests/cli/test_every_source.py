@@ -119,6 +119,7 @@ def check(folder: Folder, kind: str, verb: str, suffix: str, out: Path) -> None:
     assert not [path for path in out.parent.iterdir() if ".ckptfix" in path.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_command_takes_it(folder: Folder, kind: str, tmp_path: Path) -> None:
     for number, verb in enumerate(VERBS):

@@ -109,6 +109,7 @@ def on_terminal(program: Forks) -> Run:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_no_control_character_reaches_a_terminal(name: str, tmp_path: Path, on_terminal: Run) -> None:
     words = [word.format(**hostile_files(tmp_path)) for word in ALL[name]]

@@ -22,6 +22,7 @@ from ckptfix.browse.view.values import ValuesScreen
 from ckptfix.ops import listing
 
 
+@pytest.mark.slow
 def test_a_tree_with_sizes_is_walked_with_arrows_and_letters(tmp_path: Path) -> None:
     async def script(pilot: Any) -> None:
         await settled(pilot)
@@ -99,6 +100,7 @@ def test_values_are_read_where_they_are_seen(tmp_path: Path) -> None:
     play(BrowseApp(str(path)), script)
 
 
+@pytest.mark.slow
 def test_findings_are_marked_and_listed(tmp_path: Path) -> None:
     async def script(pilot: Any) -> None:
         await settled(pilot)
@@ -168,6 +170,7 @@ def test_a_folder_of_checkpoints(tmp_path: Path) -> None:
     play(BrowseApp(str(tmp_path), None, None, tuple(listing.checkpoints(str(tmp_path)))), script)
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_is_not_shown_as_it_was(tmp_path: Path) -> None:
     path = tensors(tmp_path / "a.safetensors", {"w": (1.0, 2.0), "v": (1.0,)})
 
@@ -189,6 +192,7 @@ def test_a_file_that_changes_is_not_shown_as_it_was(tmp_path: Path) -> None:
     play(BrowseApp(str(path)), script, (120, 30))
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     path = written(tmp_path / "page.pth", b"<!DOCTYPE html><html></html>")
 
@@ -286,6 +290,7 @@ def test_names_come_first_where_there_are_many(tmp_path: Path, monkeypatch: pyte
     play(BrowseApp(str(training(tmp_path))), script)
 
 
+@pytest.mark.slow
 def test_a_large_tensor_waits_for_c_and_esc_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 

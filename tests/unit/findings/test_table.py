@@ -158,6 +158,7 @@ def test_every_wrapper_is_known_by_its_keys(wrapper: Wrapper) -> None:
     assert not kinds.intersection(messages.rows(f"a_{wrapper.component}_b"))
 
 
+@pytest.mark.slow
 def test_patterns_are_quick_on_long_text() -> None:
     assert messages.rows("module." * 100_000 + "size mismatch for fc.weight")[:1]
     assert messages.rows("nothing of the kind") == ()

@@ -146,6 +146,7 @@ def test_a_cut_file_is_refused_or_named(name: str, tmp_path: Path) -> None:
         assert not (tmp_path / "out.pth").exists()
 
 
+@pytest.mark.slow
 @every
 def test_no_damage_is_a_crash(name: str, tmp_path: Path) -> None:
     """Bytes of the structure are changed at random: an error, a finding, or other values, and never a traceback."""

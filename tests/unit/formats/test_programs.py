@@ -113,6 +113,7 @@ def test_entries_are_those_of_the_state_dict(program: Path) -> None:
     assert found["one.weight"].storage == found["other.weight"].storage
 
 
+@pytest.mark.slow
 def test_commands_say_of_it_what_they_say_of_the_state_dict(program: Path, folder: Path) -> None:
     state = folder / "state.pth"
     assert ckptfix.diff(program, state).same and ckptfix.diff(state, program).exit_code == 0
@@ -226,6 +227,7 @@ EDITS: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", EDITS)
 def test_an_edit_writes_a_torch_file_of_its_weights(folder: Path, tmp_path: Path, verb: str) -> None:
     for name in ("scripted", "exported", "frozen"):
@@ -253,6 +255,7 @@ print(json.dumps([code, "torch" in sys.modules]), file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["inspect", "stats", "diff", "digest", "ls", "doctor", "convert"])
 def test_no_command_imports_torch(forks: Forks, folder: Path, tmp_path: Path, verb: str) -> None:
     for name in ("scripted", "exported"):

@@ -188,6 +188,7 @@ def test_a_rank_that_fails_takes_all_down(
         assert content(dest) == {"old": b"old"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [1, 2])
 @pytest.mark.parametrize("folder", ["", "below"])
 @pytest.mark.parametrize("where", ["before it writes", "in what it writes", "when all is written"])

@@ -64,6 +64,7 @@ def values(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_that_fits_is_loaded_in_any_wrapper(name: str, tmp_path: Path) -> None:

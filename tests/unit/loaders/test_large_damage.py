@@ -14,6 +14,7 @@ from ckptfix.errors import DamagedFile
 from ckptfix.io.threads import TASK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, TASK - 1, TASK, TASK + 4096], ids=["first", "end of a part", "next part", "later"])
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_flipped_bit_anywhere_is_found_before_the_model_changes(tmp_path: Path, at: int, assign: bool) -> None:

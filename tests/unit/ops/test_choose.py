@@ -244,6 +244,7 @@ def test_verbs_of_mappings_take_it_too(saved: Callable[[str], Path], tmp_path: P
     assert equal(inside(tmp_path / "clean.pt", at), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SURE if CASES[name].module])
 def test_of_a_whole_module_it_is_the_state_dict(saved: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     source, at = saved(name), CASES[name].at

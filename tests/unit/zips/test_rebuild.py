@@ -254,6 +254,7 @@ def test_headers_of_a_megabyte_are_those_of_an_archive(tmp_path: Path) -> None:
         rebuilt(tmp_path, inside + bytes(4000))
 
 
+@pytest.mark.slow
 def test_behind_a_damaged_archive_in_an_archive_the_others_are_found(tmp_path: Path) -> None:
     inner = build_zip(RECORDS)
     records = [RECORDS[0], Record("archive/data/1", inner), Record("archive/data/2", b"\x02" * 300)]

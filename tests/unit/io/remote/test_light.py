@@ -43,6 +43,7 @@ def test_it_gives_what_botocore_gives(bucket: Bucket, start: int, length: int, m
     assert s3.STORE.object_of(bucket.url("a/b.pth")).get(start, length, None) == found
 
 
+@pytest.mark.slow
 def test_what_it_cannot_answer_is_asked_again(bucket: Bucket) -> None:
     bucket.put("x.pth", DATA)
     _, facts = s3.STORE.object_of(bucket.url("x.pth")).get(0, 10, None)

@@ -308,6 +308,7 @@ TRICKLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRICKLES)
 def test_a_server_that_keeps_us_is_left(web: WebServer, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """It sends something now and then, so that no single wait is long."""

@@ -125,6 +125,7 @@ def test_every_reader_takes_a_url(
     assert (tmp_path / "True").read_bytes() == (tmp_path / "False").read_bytes()
 
 
+@pytest.mark.slow
 def test_data_comes_in_parallel_ranges(web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_file, "RANGE", 1 << 20)
     torch.save({"w": torch.arange(3 << 20)}, tmp_path / "x")
@@ -163,6 +164,7 @@ PASSING: dict[str, Callable[[_Web], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", PASSING)
 def test_what_passes_is_tried_again(
     web: WebServer, files: dict[str, Path], fault: str, monkeypatch: pytest.MonkeyPatch
@@ -340,6 +342,7 @@ def test_names_of_files_that_are_here(files: dict[str, Path]) -> None:
     assert run("inspect", f"file://{files['pth']}")[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_any_reads_in_any_threads_give_the_bytes(web: WebServer, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"HEAD": 700, "MARGIN": 300, "NEAR": 90, "RANGE": 2000, "KEPT": 20_000}.items():
