@@ -11,6 +11,7 @@ import contextlib
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -303,6 +304,16 @@ def _serve(connection: Connection, watched: bool, hidden: dict[str, str]) -> Non
             stopped = True
             raise _Ended(128 + number)
 
+    def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
+        nonlocal stopped
+        if isinstance(unraisable.exc_value, _Ended):
+            # The signal came in a callback, such as those of imports, which no exception leaves: send it again.
+            stopped = False
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        else:
+            shown(unraisable)
+
+    shown, sys.unraisablehook = sys.unraisablehook, swallowed
     signal.signal(signal.SIGTERM, end)
     for number in _BLOCKED:
         signal.signal(number, signal.SIG_IGN)
