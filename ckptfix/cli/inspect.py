@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +129,9 @@ def _show(
     if entries:
         if not tensors:
             console.say()
-        listing = _tree(entries, levels, limit, console.width) if levels else _table(entries, limit, console.width)
-        for line in listing:
+        plain = inspection.plain_shapes
+        width = console.width
+        for line in _tree(entries, levels, limit, width) if levels else _table(entries, limit, width, plain):
             console.say(line)
     # The summary already names the globals that weights_only=True refuses.
     findings = (finding for finding in inspection.findings if finding.id != "foreign-global")
@@ -185,11 +186,13 @@ def _in_file(
     return sorted((row for row in inspection.entries if not globs or view(row) in kept), key=_SORTS[sort])
 
 
-def _table(entries: Sequence[TensorEntry], limit: int, width: int) -> Iterator[str]:
+def _table(
+    entries: Sequence[TensorEntry], limit: int, width: int, plain: Mapping[str, tuple[int, ...]]
+) -> Iterator[str]:
     shown = entries[: limit or None]
     from ckptfix.ops.inspect.describe import notes as notes_of
 
-    notes = notes_of(shown, entries)
+    notes = notes_of(shown, entries, plain)
     columns: dict[str, list[str]] = {
         "name": [entry.name for entry in shown],
         "dtype": [entry.dtype for entry in shown],

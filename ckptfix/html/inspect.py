@@ -53,7 +53,8 @@ def page(
     drawn = {index: one for index, one in enumerate(found) if one.a is not None and one.a.bins is not None}
     drawn = dict(list(drawn.items())[:HISTOGRAMS])
     shapes = {"charts": [charts.packed(one) for one in drawn.values()], "columns": charts.COLUMNS}
-    made = _grid(entries, found, list(drawn), room_beside(*before, *after, data(shapes)))
+    room = room_beside(*before, *after, data(shapes))
+    made = _grid(entries, found, list(drawn), room, inspection.plain_shapes)
     sections = [*before, section("Tensors", made.html, id="all") if made is not None and entries else Html(""), *after]
     name = PurePath(inspection.path).name or inspection.path
     head = join((tag("h1", name), _tiles(inspection)))
@@ -67,9 +68,15 @@ def _place(entry: TensorEntry) -> tuple[object, ...]:
     return entry.name, entry.dtype, entry.shape, entry.offset, data if isinstance(data, ByteRange) else None
 
 
-def _grid(entries: Sequence[TensorEntry], found: Sequence[Distribution], drawn: Sequence[int], room: int) -> PageTable:
+def _grid(
+    entries: Sequence[TensorEntry],
+    found: Sequence[Distribution],
+    drawn: Sequence[int],
+    room: int,
+    plain: Mapping[str, tuple[int, ...]],
+) -> PageTable:
     detail = {index: place for place, index in enumerate(drawn)}
-    said = notes(entries, entries)
+    said = notes(entries, entries, plain)
     tensors = []
     for index, (entry, note) in enumerate(zip(entries, said, strict=True)):
         cells: tuple[object, ...] = (entry.dtype, shape(entry.shape), size(entry.nbytes), entry.location, note)

@@ -55,8 +55,8 @@ class QuantizedWeights:
 
     @property
     def brief(self) -> str:
-        """The scheme and its bits, for a column."""
-        return self.scheme if self.bits is None else f"{self.scheme}, {plural(self.bits, 'bit')}"
+        """The scheme, its bits and groups, for a column."""
+        return f"{self.scheme}, {self.described}" if self.described else self.scheme
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -76,16 +76,11 @@ def _summary(checkpoint: Checkpoint) -> tuple[QuantizedWeights, ...]:
     quantization = quantization_of(checkpoint)
     if not quantization:
         return ()
-    # Most files have no quantized weights, and are described faster without these imports.
-    from ckptfix.ops.dequantize.settings import settings_of
-
-    settings = settings_of(checkpoint)
     elements = {entry.name: entry.numel for entry in checkpoint.entries}
     places = {entry.name: same_place(entry) or entry.name for entry in checkpoint.entries}
     seen: set[object] = set()
     rows: dict[tuple[str, str], QuantizedWeights] = {}
-    for weight in quantization.weights:
-        layout = _layout(checkpoint, weight, settings)
+    for weight, layout in checkpoint.once(_layouts):
         how = "" if layout is None else layout.described
         row = rows.get((weight.label, how))
         if row is None:
@@ -104,6 +99,25 @@ def _summary(checkpoint: Checkpoint) -> tuple[QuantizedWeights, ...]:
             parameters=None if count is None or layout is None else count + first * layout.numel,
         )
     return tuple(rows.values())
+
+
+def _layouts(checkpoint: Checkpoint) -> tuple[tuple[Quantized, Layout | None], ...]:
+    """Return the quantized weights, each with its layout."""
+    # Most files have no quantized weights, and are described faster without this import.
+    from ckptfix.ops.dequantize.settings import settings_of
+
+    settings = checkpoint.once(settings_of)
+    weights = quantization_of(checkpoint).weights
+    return tuple((weight, _layout(checkpoint, weight, settings)) for weight in weights)
+
+
+def plain_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Return address of the codes -> shape of the plain weight, for each quantized weight of which it is known."""
+    if not quantization_of(checkpoint):
+        return {}
+    rows = checkpoint.once(_layouts)
+    known = [(weight.codes, layout) for weight, layout in rows if layout is not None]
+    return {codes: tuple(layout.shape) for codes, layout in known if codes is not None}
 
 
 def _layout(checkpoint: Checkpoint, weight: Quantized, settings: Settings) -> Layout | None:

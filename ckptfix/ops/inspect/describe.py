@@ -23,7 +23,7 @@ from ckptfix.names.adapter_signs import has_signs
 from ckptfix.names.attributes import bare_names
 from ckptfix.ops import choose, quantized
 from ckptfix.ops.candidates import state_dict_of, view
-from ckptfix.ops.dequantize.summary import QuantizedWeights, plain_parameters, summary_of
+from ckptfix.ops.dequantize.summary import QuantizedWeights, plain_parameters, plain_shapes, summary_of
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.inspect.modules import PickledModule, modules_in, renamed
 from ckptfix.ops.inspect.training import shown, training_of
@@ -53,6 +53,7 @@ class Inspection:
         quantized: the quantized weights, by scheme, bits and group.
         plain_parameters: parameters of the model without its quantization; None if it has none, or if it is unknown.
         adapter: the adapter in it, in words; None if it holds none.
+        plain_shapes: address of the codes of a quantized weight -> shape of the weight without the quantization.
     """
 
     path: str
@@ -79,6 +80,7 @@ class Inspection:
     quantized: tuple[QuantizedWeights, ...] = ()
     plain_parameters: int | None = None
     adapter: str | None = None
+    plain_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def named_entries(self) -> tuple[TensorEntry, ...]:
@@ -147,6 +149,7 @@ class Inspection:
             "quantized": [row.as_dict() for row in self.quantized],
             "plain_parameters": self.plain_parameters,
             "adapter": self.adapter,
+            "plain_shapes": {name: list(sizes) for name, sizes in self.plain_shapes.items()},
         }
 
 
@@ -230,6 +233,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         quantized=summary_of(checkpoint),
         plain_parameters=plain_parameters(checkpoint, parameters),
         adapter=_adapter(checkpoint),
+        plain_shapes=plain_shapes(checkpoint),
     )
 
 
@@ -316,16 +320,26 @@ def summed_up(inspection: Inspection, most: int = LINES) -> list[tuple[str, list
     return [(name, [value for value in values if value]) for name, values in rows]
 
 
-def notes(shown: Sequence[TensorEntry], entries: Sequence[TensorEntry]) -> list[str]:
-    """Describe each tensor in `shown`: its kind, its stride, and which of `entries` it shares a storage with."""
+def notes(
+    shown: Sequence[TensorEntry], entries: Sequence[TensorEntry], plain: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """Describe each tensor in `shown`: its kind, its stride, and which of `entries` it shares a storage with.
+
+    Args:
+        plain: as `Inspection.plain_shapes`.
+    """
     first: dict[tuple[str, str], TensorEntry] = {}
     for entry in entries:
         if entry.storage is not None:
             first.setdefault(entry.storage.identity, entry)
-    return [", ".join(_notes(entry, first)) for entry in shown]
+    return [", ".join(_notes(entry, first, plain.get(entry.name))) for entry in shown]
 
 
-def _notes(entry: TensorEntry, first: Mapping[tuple[str, str], TensorEntry]) -> Iterator[str]:
+def _notes(
+    entry: TensorEntry, first: Mapping[tuple[str, str], TensorEntry], plain: tuple[int, ...] | None
+) -> Iterator[str]:
+    if plain is not None:
+        yield f"codes of {shape(plain)}"
     if entry.kind != "dense":
         yield f"{entry.kind} {entry.detail}".rstrip()
     if entry.requires_grad:

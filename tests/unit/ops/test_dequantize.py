@@ -657,6 +657,8 @@ def test_inspect_and_doctor_state_bits_groups_and_parameters(tmp_path: Path) -> 
     (row,) = found.quantized
     assert (row.scheme, row.weights, row.bits, row.group, row.parameters) == ("GPTQ", 1, 4, (1, 32), 128 * 96)
     assert found.plain_parameters == 128 * 96 + 32
+    assert [(name, shape) for name, shape in found.plain_shapes.items()] == [("m.qweight", (96, 128))]
+    assert "codes of [96, 128]" in str(found)
     assert "4 bits, groups of 32" in str(found) and f"{128 * 96 + 32:,} parameters" in str(found)
     (note,) = [one for one in ckptfix.doctor(source).findings if one.id == "quantized"]
     assert "4 bits, groups of 32" in note.message and note.where == "m.qweight"
