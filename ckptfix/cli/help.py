@@ -44,7 +44,9 @@ def command(console: Console, *, topics: tuple[str, ...]) -> int:
     for line in () if topics else overview():
         console.prose(line)
     known = {*TOPICS, SCHEMA, OPTIONS, *COMMANDS}
-    if topics and not known.issuperset(topics):
+    if len(topics) == 2 and topics[0] in COMMANDS and topics[1] in getattr(_command(topics[0]), "commands", ()):
+        console.say(_of_command(*topics))
+    elif topics and not known.issuperset(topics):
         _search(console, topics)
     else:
         for topic in topics:
@@ -121,13 +123,22 @@ def overview() -> Iterator[str]:
     yield "options of many commands. Other words are searched: `ckptfix help resume`."
 
 
-def _of_command(name: str) -> str:
-    """Return the whole help of a command, with the text of every option."""
+def _command(name: str) -> click.Command:
     found = GROUP.get().get_command(click.get_current_context(), name)
     assert found is not None
+    return found
+
+
+def _of_command(name: str, inside: str | None = None) -> str:
+    """Return the whole help of a command, or of a command `inside` a group, with the text of every option."""
+    found = _command(name)
     with click.Context(found, parent=click.get_current_context().find_root(), info_name=name) as ctx:
         ctx.meta[FULL] = True
-        return found.get_help(ctx)
+        if inside is None:
+            return found.get_help(ctx)
+        assert isinstance(found, click.Group)
+        with click.Context(found.commands[inside], parent=ctx, info_name=inside) as below:
+            return below.command.get_help(below)
 
 
 def plain(text: str) -> str:

@@ -24,6 +24,10 @@ from ckptfix.command_table import COMMANDS
 from ckptfix.docs import TOPICS, page
 
 
+def loaded(name: str) -> click.Command | None:
+    return commands.get_command(click.Context(commands), name)
+
+
 def test_the_topics_are_listed_with_a_line_each(cli: Cli) -> None:
     result = cli("help")
     assert result.exit_code == 0
@@ -50,6 +54,15 @@ def test_a_command_is_what_its_help_says(cli: Cli, name: str) -> None:
         record = param.get_help_record(click.Context(command)) if isinstance(param, click.Option) else None
         assert record is None or "".join(record[1].split()) in full, record
     assert "".join(command.help.split()) in full and "Examples:" in full
+
+
+def test_a_command_of_a_group_names_its_own_help(cli: Cli) -> None:
+    groups = {name: command for name in COMMANDS if isinstance(command := loaded(name), click.Group)}
+    inside = [(name, below) for name, group in groups.items() for below in group.commands]
+    assert len(inside) > 5
+    for name, below in inside:
+        assert f"`ckptfix help {name} {below}` explains every option." in cli(name, below, "--help").stdout
+        assert cli("help", name, below).stdout.startswith(f"Usage: ckptfix {name} {below} ")
 
 
 @pytest.mark.parametrize(

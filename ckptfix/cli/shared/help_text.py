@@ -58,7 +58,8 @@ class ShortHelp(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = "".join(f"  {line}\n" for line in self.examples)
-        more = "" if FULL in ctx.meta else f"\n`ckptfix help {self.name}` explains every option.\n"
+        path = ctx.command_path.partition(" ")[2] or self.name
+        more = "" if FULL in ctx.meta else f"\n`ckptfix help {path}` explains every option.\n"
         formatter.write(f"\nExamples:\n{rows}{more}")
 
 
