@@ -112,7 +112,7 @@ def _layouts(checkpoint: Checkpoint) -> tuple[tuple[Quantized, Layout | None], .
 
 
 def plain_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Return address of the codes -> shape of the plain weight, for each quantized weight of which it is known."""
+    """Return address of the codes -> shape of the plain weight, for the quantized weights with a known layout."""
     if not quantization_of(checkpoint):
         return {}
     rows = checkpoint.once(_layouts)
