@@ -12,7 +12,7 @@
 The left of the arrow is the key in the input, the right the key in the output. ``{q,k,v}`` stands for several keys, in
 this order. A number that only one side has, such as ``{e}`` above, runs through all numbers present, from 0 on.
 Operations (`operations`) follow, each after a bar, and are applied in turn. A line without one is a `NameRule`.
-In their options ``@heads`` stands for a size of the model, which the reader of the file states.
+In the options, ``@heads`` is a size of the model; the code that reads the file supplies it.
 """
 
 from __future__ import annotations

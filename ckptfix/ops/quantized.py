@@ -6,7 +6,6 @@ index of a sharded checkpoint beside it, which lists the tensors of the other sh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from ckptfix.errors import CkptfixError, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of, listed_beside, open_checkpoint
-from ckptfix.io.source import found_as, is_local, open_source
+from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path
 from ckptfix.words import plural
 
@@ -120,14 +119,10 @@ def json_beside(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     file = str((path if found_as(checkpoint.path) == "folder" else path.parent) / name)
     if found_as(file) != "file":
         return {}
-    try:
-        with open_source(file) as source:
-            if source.size > MOST_CONFIG:
-                return {}
-            made = json.loads(source.read(0, source.size))
-    except (CkptfixError, ValueError, RecursionError):
-        return {}  # The file is not part of the checkpoint. If it cannot be read, the tensors must do.
-    return made if isinstance(made, dict) else {}
+    # Most files have none beside them, and are described faster without this import.
+    from ckptfix.formats.json_files import json_object
+
+    return json_object(file, MOST_CONFIG)
 
 
 def _methods(config: Any) -> Iterable[str]:

@@ -14,7 +14,6 @@ Source: megatron/training/checkpointing.py get_checkpoint_name, fairseq/distribu
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
@@ -25,15 +24,16 @@ from ckptfix.checkpoint import FileVersion, TensorEntry
 from ckptfix.checkpoint.address import join, keys_of
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import CkptfixError, DamagedFile
+from ckptfix.errors import DamagedFile
 from ckptfix.formats.folders.nodes import read_torch
 from ckptfix.formats.folders.safe_paths import file_inside
+from ckptfix.formats.json_files import json_object
 from ckptfix.formats.members import MEGATRON_FOLDER, STEP_FOLDER
 from ckptfix.formats.torch.common import PickledObject, pickled_object
 from ckptfix.formats.torch.state import fields
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import is_file, is_folder, is_place, mark, open_source
+from ckptfix.io.source import is_folder, is_place, mark
 from ckptfix.io.virtual_files import PlannedFile
 from ckptfix.pickles import Text
 from ckptfix.pickles.graph import Node
@@ -206,15 +206,7 @@ def settings_of(node: Node) -> dict[str, object]:
 
 def json_settings(folder: str, name: str = PARAMETERS) -> dict[str, object]:
     """Return the settings in a JSON file of a folder; none if it is missing or cannot be read."""
-    path = as_path(folder, name)
-    try:
-        if not is_place(folder) or not is_file(path):
-            return {}
-        with open_source(str(path)) as source:
-            made = json.loads(source.read(0, min(source.size, MOST_TEXT)))
-    except (CkptfixError, ValueError, RecursionError):
-        return {}
-    return made if isinstance(made, dict) else {}
+    return json_object(str(as_path(folder, name)), MOST_TEXT) if is_place(folder) else {}
 
 
 WHOLE = 1 << 20

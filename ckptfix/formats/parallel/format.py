@@ -7,6 +7,7 @@ as the parts of a tensor are in several files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
@@ -75,46 +76,6 @@ def companions(checkpoint: Checkpoint, dest: str) -> tuple[OutputFile, ...]:
     return beside(checkpoint.path, [file.path for file in checkpoint.files]).copied_to(dest)
 
 
-MEGATRON = Format(
-    name=megatron.NAME,
-    title="Megatron-LM folder",
-    suffixes=(),
-    states=OF_OBJECTS,
-    score=partial(_score, files.megatron_files),
-    read=read_megatron,
-    validate=validate,
-    weights=plain_weights,
-    refuses=write.refuses,
-    plan_edit=plan_edit,
-    plan_write=write.plan_megatron_alone,
-    folder=True,
-    edits=False,
-    read_planned=write.read_megatron_plan,
-    rejoined=lambda checkpoint, options: read_megatron(checkpoint.path, options),
-    kept_beside=frozenset({"args", "iteration", "checkpoint_version"}),
-    parallel=lambda checkpoint, sizes: partial(write.plan_megatron, checkpoint, sizes),
-)
-
-META = Format(
-    name=flat.META_NAME,
-    title="Meta's files of ranks",
-    suffixes=(),
-    states=OF_OBJECTS,
-    score=partial(_score, files.meta_files),
-    read=read_meta,
-    validate=validate,
-    weights=plain_weights,
-    refuses=write.refuses,
-    plan_edit=plan_edit,
-    plan_write=write.plan_meta_alone,
-    folder=True,
-    edits=False,
-    companions=companions,
-    read_planned=write.read_meta_plan,
-    rejoined=lambda checkpoint, options: read_meta(checkpoint.path, options),
-    parallel=lambda checkpoint, sizes: partial(write.plan_meta, checkpoint, sizes),
-)
-
 FAIRSEQ = Format(
     name=flat.FAIRSEQ_NAME,
     title="fairseq's model parts",
@@ -131,4 +92,34 @@ FAIRSEQ = Format(
     edits=False,
     writes=False,
     rejoined=lambda checkpoint, options: read_fairseq(checkpoint.path, options),
+)
+
+MEGATRON = replace(
+    FAIRSEQ,
+    name=megatron.NAME,
+    title="Megatron-LM folder",
+    score=partial(_score, files.megatron_files),
+    read=read_megatron,
+    refuses=write.refuses,
+    plan_write=write.plan_megatron_alone,
+    writes=True,
+    read_planned=write.read_megatron_plan,
+    rejoined=lambda checkpoint, options: read_megatron(checkpoint.path, options),
+    kept_beside=frozenset({"args", "iteration", "checkpoint_version"}),
+    parallel=lambda checkpoint, sizes: partial(write.plan_megatron, checkpoint, sizes),
+)
+
+META = replace(
+    FAIRSEQ,
+    name=flat.META_NAME,
+    title="Meta's files of ranks",
+    score=partial(_score, files.meta_files),
+    read=read_meta,
+    refuses=write.refuses,
+    plan_write=write.plan_meta_alone,
+    writes=True,
+    companions=companions,
+    read_planned=write.read_meta_plan,
+    rejoined=lambda checkpoint, options: read_meta(checkpoint.path, options),
+    parallel=lambda checkpoint, sizes: partial(write.plan_meta, checkpoint, sizes),
 )

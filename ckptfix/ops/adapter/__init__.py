@@ -50,7 +50,7 @@ class AdapterModule:
         path: the path in the base.
         tensors: role -> tensor.
         method: how the update is made; None if the module has only differences.
-        rank: of the update; None where there is none.
+        rank: rank of the update; None if it has no rank.
         alpha: the stated number, or None.
         scale: what the product is multiplied by; None if it is unknown.
     """
@@ -262,7 +262,7 @@ def read(
 
     Raises:
         Refused: there is no adapter, or there are several.
-        NoSuchTensor: there is none at `at`, or with this name.
+        NoSuchTensor: there is no adapter at `at`, or none with this name.
     """
     places = _places(checkpoint)
     if at is not None:

@@ -123,7 +123,7 @@ class Group:
         return self.base.flat if self.flat else self.base.paths
 
     def found(self, text: str) -> list[Part | str]:
-        """Return what a name stands for: keys of whole weights, in the order of their rows, or a part of one."""
+        """Return the weights for a name: the keys of whole weights in the order of their rows, or a part of one."""
         stem = self._stem(text)
         if stem is not None:
             return [self.base.stems[stem]]
@@ -158,7 +158,7 @@ class Group:
         return None
 
     def fit(self) -> tuple[Fit, dict[str, list[Part | str]]]:
-        """Return how names become those of the base, and what each module's name stands for.
+        """Return how names become those of the base, and the weights for the name of each module.
 
         Raises:
             Refused: several tensors of the base fit equally well.

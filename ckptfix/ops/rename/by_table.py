@@ -281,7 +281,7 @@ def _keys(checkpoint: Checkpoint, at: str | None) -> Iterable[str]:
 
 
 def json_beside_of(origin: StrPath | Checkpoint | None, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
-    """Return the object in a JSON file beside the file that the user named; empty if there is none."""
+    """Return the object in a JSON file next to the file that the user named; empty if it does not exist."""
     path = checkpoint.path if origin is None or isinstance(origin, Checkpoint) else os.fspath(origin)
     try:
         return json_beside(replace(checkpoint, path=formats.located(path)), name)
