@@ -133,6 +133,14 @@ class Checkpoint:
         """Return the tensors of the state dict at an address, in file order."""
         return self._by_mapping.get(at, ())
 
+    def state_at(self, at: str) -> StateDict | None:
+        """Return the state dict at an address, or None."""
+        return self._by_address.get(at)
+
+    def names_at(self, at: str) -> NameList | None:
+        """Return the keys of the state dict at an address, or None."""
+        return self._names_by_address.get(at)
+
     def shaped(self, at: str, names: Sequence[str]) -> frozenset[str]:
         """Return those of the keys `names` whose value is a tensor with at least one dimension, at an address.
 
@@ -144,6 +152,14 @@ class Checkpoint:
         except CkptfixError:
             return frozenset(names)
         return found.intersection(names) or frozenset(names)
+
+    @cached_property
+    def _by_address(self) -> dict[str, StateDict]:
+        return {row.at: row for row in reversed(self.state_dicts)}
+
+    @cached_property
+    def _names_by_address(self) -> dict[str, NameList]:
+        return {site.at: site for site in reversed(self.sites) if site.kind == "state_dict"}
 
     @cached_property
     def _by_mapping(self) -> dict[str, tuple[TensorEntry, ...]]:

@@ -125,8 +125,8 @@ def _beside(
     if parts is None:
         return {}, {}
     versions = parts.found.module_metadata(at) or {}
-    names = next((site.names for site in checkpoint.sites if site.at == at and site.kind == "state_dict"), ())
-    if not any(name.rpartition(".")[2] in leaves for name in names):
+    site = checkpoint.names_at(at)
+    if site is None or not any(name.rpartition(".")[2] in leaves for name in site.names):
         return versions, {}
     try:
         values = named(checkpoint.tree.at(at))

@@ -125,7 +125,7 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapp
 
 def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[str, str], wrappers.Rule]:
     """Return old -> new for the keys at `at`, and the same renames as a rule for module paths."""
-    state = next((row for row in checkpoint.state_dicts if row.at == at), None)
+    state = checkpoint.state_at(at)
     payload = state is not None and state.payload
     if state is not None and payload and state.weights:
         # An object of an unknown class of mappings: the file is not edited, and the result is a plain dict.

@@ -16,8 +16,8 @@ for doubt. If no key named the model, and the other tensors have more bytes than
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, NameList, StateDict, TensorEntry, address
@@ -582,7 +582,7 @@ def refuse_unedited(checkpoint: Checkpoint, changes: Callable[[NameList], bool])
 
 def unnamed_keys(checkpoint: Checkpoint, site: NameList) -> tuple[str, ...]:
     """Return the keys of tensors in a state dict that are not text, as written: they are not parameters' names."""
-    state = next((row for row in checkpoint.state_dicts if row.at == site.at), None)
+    state = checkpoint.state_at(site.at)
     if state is None or state.tensors + state.extra <= len(set(site.names)):
         return ()
     names = set(site.names)
@@ -599,10 +599,18 @@ def _not_edited(checkpoint: Checkpoint, at: str) -> Refused:
 def inner_keys(checkpoint: Checkpoint, site: NameList) -> frozenset[str]:
     """Return the keys of a state dict under which a trainer keeps other dicts: ``optimizer``, ``normalizer``."""
     tensors = _tensor_keys(checkpoint, site.at)
-    depth = len(address.keys_of(site.at)) + 1
-    places = [place for place, _ in checkpoint.values() if len(address.keys_of(place)) > depth]
-    found = {key_below(place, site.at) for place in (*places, *(other.at for other in checkpoint.sites))}
-    return frozenset(key for key in found if key is not None and key not in tensors and _is_trainers(key))
+    found = checkpoint.once(_keys_of_dicts).get(site.at, ())
+    return frozenset(key for key in found if key not in tensors and _is_trainers(key))
+
+
+def _keys_of_dicts(checkpoint: Checkpoint) -> dict[str, set[str]]:
+    """Return, for each mapping, the keys under which it holds another that is no leaf."""
+    found = defaultdict[str, set[str]](set)
+    above = [address.keys_of(place)[:-1] for place, _ in checkpoint.values()]
+    for keys in {*above, *(address.keys_of(site.at) for site in checkpoint.sites)}:
+        for depth, key in enumerate(keys):
+            found[address.of_keys(keys[:depth])].add(key)
+    return found
 
 
 def own_keys(checkpoint: Checkpoint, site: NameList) -> tuple[str, ...]:
@@ -622,10 +630,17 @@ def own_keys(checkpoint: Checkpoint, site: NameList) -> tuple[str, ...]:
     return tuple(name for name in site.names if name not in others and name not in counters)
 
 
-def _tensor_keys(checkpoint: Checkpoint, at: str) -> set[str]:
+def _tensor_keys(checkpoint: Checkpoint, at: str) -> Set[str]:
     """Return the keys of the tensors in the state dict at `at`, whether or not they can be read."""
-    length = len(at) + 1 if at else 0
-    return {name[length:] for name, holder in leaves(checkpoint) if holder == at}
+    return checkpoint.once(_keys_of_tensors).get(at, frozenset())
+
+
+def _keys_of_tensors(checkpoint: Checkpoint) -> dict[str, set[str]]:
+    found = defaultdict[str, set[str]](set)
+    for name, holder in leaves(checkpoint):
+        if holder is not None:
+            found[holder].add(name[len(holder) + 1 if holder else 0 :])
+    return found
 
 
 def refuse_module(checkpoint: Checkpoint) -> None:

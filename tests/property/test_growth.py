@@ -122,6 +122,19 @@ VERBS: dict[str, tuple[Callable[[int], bytes], int, Callable[[Path], object]]] =
         500,
         lambda path: ckptfix.strip_module(path, path.with_name("o"), dry_run=True),
     ),
+    "dicts, add-module": (
+        dicts,
+        500,
+        lambda path: ckptfix.add_module(path, path.with_name("o"), dry_run=True),
+    ),
+    "dicts, rename": (
+        dicts,
+        500,
+        lambda path: ckptfix.rename(path, path.with_name("o"), subs=[("fc", "net")], dry_run=True),
+    ),
+    "dicts, fix": (dicts, 200, lambda path: ckptfix.fix(path, path.with_name("o"), dry_run=True)),
+    "dicts, repair": (dicts, 200, lambda path: ckptfix.repair(path, path.with_name("o"), check_only=True)),
+    "dicts, sanitize": (dicts, 500, lambda path: ckptfix.sanitize(path, path.with_name("o"), dry_run=True)),
     "dicts, cast": (
         dicts,
         100,

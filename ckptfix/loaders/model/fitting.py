@@ -195,7 +195,8 @@ def _matched(
 
 def _transformed(checkpoint: Checkpoint, source: StateSource, operations: Operations) -> StateSource:
     """Return `source` with fused or split tensors of the model in place of the tensors they are made of."""
-    site = next(site for site in checkpoint.sites if site.kind == "state_dict" and site.at == source.at)
+    site = checkpoint.names_at(source.at)
+    assert site is not None
     made = TransformedTensors(rules(operations.taken, (), list(source.entries)))
     made.add(checkpoint, replace(site, names=tuple(source.entries)), {name: name for name in source.entries})
     entries: dict[str, TensorEntry] = {}

@@ -83,8 +83,8 @@ _STATE = "._extra_state"
 
 def _values(checkpoint: Checkpoint, side: MessageSide) -> list[str]:
     """Return the unexpected keys of values other than tensors, if the message is about nothing else of the file."""
-    sites = [site for site in checkpoint.sites if site.at == side.at and site.kind == "state_dict"]
-    names = {name for site in sites for name in site.names}
+    site = checkpoint.names_at(side.at)
+    names = set(site.names if site is not None else ())
     over = [*side.foreign, *side.over]
     if side.missing or side.conflicts or not side.foreign:
         return [name for name in over if not side.missing and over and all(row.endswith(_STATE) for row in over)]

@@ -198,7 +198,7 @@ def _paths(found: Adapter, like: StrPath | None, to: To, stack: ExitStack) -> di
     if like is not None:
         checkpoint = as_state_dict(str(like), str(like), None, stack)
         site = choose.mapping(checkpoint).at
-        entries = without_optimizer(tuple(row for row in checkpoint.entries if row.at == site))
+        entries = without_optimizer(checkpoint.entries_at(site))
         base = Base.of({entry.key: entry for entry in entries})
         targets = resolved(found, base, modules)
         with about(found.path):

@@ -142,7 +142,7 @@ def _weights(checkpoint: Checkpoint) -> dict[str, TensorEntry]:
     choose.refuse_damaged(checkpoint)
     if checkpoint.byteorder != "little":
         raise Refused("it is big-endian", path=checkpoint.path, hint="convert it to safetensors first")
-    entries = without_optimizer(tuple(row for row in checkpoint.entries if row.at == site))
+    entries = without_optimizer(checkpoint.entries_at(site))
     quantized.refuse(checkpoint, [row.name for row in entries], "a difference of codes is not one of weights",
                      "`ckptfix convert --dequantize` writes plain weights")  # fmt: skip
     return {row.key: row for row in entries}

@@ -91,11 +91,12 @@ def follow(checkpoint: Checkpoint, made: TransformedTensors) -> int:
         Refused: a parameter goes through an operation, or becomes several, so that its states cannot follow.
     """
     rows = {key: (site, own) for site in made.sites for key, own in site.rows.items()}
+    targets = {site.at: site for site in reversed(made.sites)}
     known = {name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names}
     changed = 0
     for site, own in sites(checkpoint):
         entries = {entry.key: entry for entry in checkpoint.entries_at(site.at)}
-        target = next((row for row in made.sites if row.at == site.at), None)
+        target = targets.get(site.at)
         if target is None:
             from ckptfix.ops.rename.transform import StateDictChange
 

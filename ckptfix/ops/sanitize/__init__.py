@@ -214,7 +214,7 @@ def _weights(checkpoint: Checkpoint) -> list[KeptMapping]:
 
 
 def _own_keys(checkpoint: Checkpoint, at: str) -> tuple[str, ...] | None:
-    site = next((site for site in checkpoint.sites if site.kind == "state_dict" and site.at == at), None)
+    site = checkpoint.names_at(at)
     own = None if site is None else choose.own_keys(checkpoint, site)
     return None if site is None or own is None or len(own) == len(site.names) else tuple(own)
 
