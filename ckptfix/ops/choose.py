@@ -604,7 +604,7 @@ def inner_keys(checkpoint: Checkpoint, site: NameList) -> frozenset[str]:
 
 
 def _keys_of_dicts(checkpoint: Checkpoint) -> dict[str, set[str]]:
-    """Return, for each mapping, the keys under which it holds another that is no leaf."""
+    """Return, for each mapping, the keys under which it holds another mapping."""
     found = defaultdict[str, set[str]](set)
     above = [address.keys_of(place)[:-1] for place, _ in checkpoint.values()]
     for keys in {*above, *(address.keys_of(site.at) for site in checkpoint.sites)}:

@@ -111,8 +111,8 @@ def methods_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     return tuple(_methods(json_beside(checkpoint, CONFIG)))
 
 
-def json_beside(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
-    """Return the object in the JSON file `name` beside a local checkpoint; empty if there is none."""
+def json_beside(checkpoint: Checkpoint, name: str, most: int = MOST_CONFIG) -> dict[str, Any]:
+    """Return the object in the JSON file `name` beside a local checkpoint; empty if none has at most `most` bytes."""
     if not is_local(checkpoint.path):
         return {}
     path = as_path(checkpoint.path)
@@ -122,7 +122,7 @@ def json_beside(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     # Most files have none beside them, and are described faster without this import.
     from ckptfix.formats.json_files import json_object
 
-    return json_object(file, MOST_CONFIG)
+    return json_object(file, most)
 
 
 def _methods(config: Any) -> Iterable[str]:

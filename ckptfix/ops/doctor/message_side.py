@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -10,14 +9,11 @@ from dataclasses import field
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import join
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import CkptfixError
 from ckptfix.findings.message_names import Shape, ShapeConflict
 from ckptfix.findings.steps import Fix
-from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.names import lines
 from ckptfix.names.operations import Operation
-from ckptfix.ops.quantized import quantization_of
-from ckptfix.urls import as_path, folder_beside
+from ckptfix.ops.quantized import CONFIG, json_beside, quantization_of
 from ckptfix.words import some
 
 ODD = re.compile(r"[\s{}|#=\\]")
@@ -104,35 +100,19 @@ def pruned(shapes: Mapping[str, Shape], wanted: Container[str]) -> Iterator[Fuse
                 yield made, parts, (whole,)
 
 
-MOST_JSON = 64 << 20
-"""Bytes of the largest JSON file beside a checkpoint that is read."""
-
-
-def json_beside(checkpoint: Checkpoint, name: str) -> object:
-    path = checkpoint.path
-    if not is_local(path):
-        return None
-    own = as_path(path) if found_as(path) == "folder" else folder_beside(path)
-    try:
-        with open_source(str(as_path(str(own), name))) as source:
-            return json.loads(bytes(source.read(0, source.size))) if source.size <= MOST_JSON else None
-    except (CkptfixError, ValueError, OSError, RecursionError):
-        return None
+MOST_TOKENIZER = 64 << 20
+"""Bytes of the largest tokenizer.json that is read."""
 
 
 def config_of(checkpoint: Checkpoint) -> Mapping[str, object]:
-    made = json_beside(checkpoint, "config.json")
-    if not isinstance(made, dict):
-        return {}
+    made = json_beside(checkpoint, CONFIG)
     text = made.get("text_config")
     return {**(text if isinstance(text, dict) else {}), **made}
 
 
 def tokens_of(checkpoint: Checkpoint) -> int | None:
     """Return the number of tokens of the tokenizer.json beside the file: the greatest id, and one."""
-    made = json_beside(checkpoint, "tokenizer.json")
-    if not isinstance(made, dict):
-        return None
+    made = json_beside(checkpoint, "tokenizer.json", MOST_TOKENIZER)
     model, added = made.get("model"), made.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids = [one for one in vocabulary.values() if isinstance(one, int)] if isinstance(vocabulary, dict) else []
@@ -143,8 +123,7 @@ def tokens_of(checkpoint: Checkpoint) -> int | None:
 
 def heads_of(checkpoint: Checkpoint) -> tuple[int, int] | None:
     """Return the number of heads of queries, and of keys, from config.json or Meta's params.json beside the file."""
-    params = json_beside(checkpoint, "params.json")
-    config = {**(params if isinstance(params, dict) else {}), **config_of(checkpoint)}
+    config = {**json_beside(checkpoint, "params.json"), **config_of(checkpoint)}
     query = config.get("num_attention_heads", config.get("n_heads"))
     key = config.get("num_key_value_heads", config.get("n_kv_heads")) or query
     whole = isinstance(query, int) and isinstance(key, int) and query > 0 and key > 0
