@@ -30,6 +30,7 @@ from ckptfix.checkpoint.plan import Plan as Plan
 from ckptfix.checkpoint.plan import RangeCheck as RangeCheck
 from ckptfix.checkpoint.tensors import Storage as Storage
 from ckptfix.checkpoint.tensors import TensorEntry as TensorEntry
+from ckptfix.checkpoint.tensors import bytes_of as bytes_of
 from ckptfix.checkpoint.tensors import contiguous_stride as contiguous_stride
 from ckptfix.checkpoint.tensors import file_of as file_of
 from ckptfix.checkpoint.tensors import is_contiguous as is_contiguous
@@ -39,3 +40,5 @@ from ckptfix.checkpoint.tensors import reshaped as reshaped
 from ckptfix.checkpoint.tensors import same_bytes as same_bytes
 from ckptfix.checkpoint.tensors import same_place as same_place
 from ckptfix.checkpoint.tensors import short_shape as short_shape
+from ckptfix.checkpoint.tensors import storages_of as storages_of
+from ckptfix.checkpoint.tensors import with_parts as with_parts

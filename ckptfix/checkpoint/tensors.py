@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ckptfix.checkpoint import dtypes
@@ -144,13 +144,28 @@ class TensorEntry:
         except ValueError as error:
             raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
 
-    def leaves(self) -> Iterator[TensorEntry]:
-        """Yield the entry and its parts, at any depth."""
-        stack = [self]
+
+def with_parts(entries: Iterable[TensorEntry]) -> Iterator[TensorEntry]:
+    """Yield each entry and, after it, its parts, at any depth."""
+    for entry in entries:
+        if not entry.parts:
+            yield entry
+            continue
+        stack = [entry]
         while stack:
-            one = stack.pop()
-            yield one
-            stack += one.parts
+            part = stack.pop()
+            yield part
+            stack += reversed(part.parts)
+
+
+def storages_of(entries: Iterable[TensorEntry]) -> Iterator[Storage]:
+    """Yield the storage of each entry and of its parts, as often as tensors are on it."""
+    return (part.storage for part in with_parts(entries) if part.storage is not None)
+
+
+def bytes_of(entries: Iterable[TensorEntry]) -> int:
+    """Return the bytes of the storages of entries and their parts, each storage once."""
+    return sum({storage.identity: storage.nbytes for storage in storages_of(entries)}.values())
 
 
 NO_DATA = "the file holds no data for it: it was saved on the meta device"

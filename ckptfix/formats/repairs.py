@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
-from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry, storages_of
 from ckptfix.dataclass import dataclass
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
@@ -67,22 +67,8 @@ class Repair:
     @property
     def nbytes(self) -> int:
         """Bytes of the kept tensors; a storage that several share counts once."""
-        seen = {
-            (storage.identity, storage.nbytes)
-            for entry in self.kept
-            for storage in (leaf.storage for leaf in leaves(entry))
-            if storage is not None and storage.data is not None
-        }
-        return sum(nbytes for _, nbytes in seen)
-
-
-def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
-    """Yield the entry and its parts."""
-    stack = [entry]
-    while stack:
-        one = stack.pop()
-        yield one
-        stack += one.parts
+        stored = [storage for storage in storages_of(self.kept) if storage.data is not None]
+        return sum({storage.identity: storage.nbytes for storage in stored}.values())
 
 
 class RepairTools(NamedTuple):

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, NameList, StateDict, TensorEntry, address
+from ckptfix.checkpoint import Checkpoint, NameList, StateDict, TensorEntry, address, with_parts
 from ckptfix.checkpoint.address import is_inside, is_inside_any, key_below
 from ckptfix.commands import command
 from ckptfix.dataclass import dataclass
@@ -436,14 +436,7 @@ def doubt(rows: Sequence[Candidate], found: Outside) -> str:
 
 def _held(entries: Iterable[TensorEntry]) -> dict[object, int]:
     """Map the place of each tensor in the file to its bytes."""
-    found: dict[object, int] = {}
-    stack = list(entries)
-    while stack:
-        entry = stack.pop()
-        stack += entry.parts
-        if entry.storage is not None:
-            found[view(entry)] = entry.nbytes
-    return found
+    return {view(entry): entry.nbytes for entry in with_parts(entries) if entry.storage is not None}
 
 
 def _shapes(entries: Iterable[TensorEntry]) -> dict[str, tuple[int, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptfix.checkpoint import Checkpoint, Data, FormatState, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, FormatState, Storage, TensorEntry, dtypes, with_parts
 from ckptfix.errors import BadPickle, CkptfixError, about
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import weights_only
@@ -402,10 +402,7 @@ def element_sizes(checkpoint: Checkpoint) -> dict[tuple[str, str], int]:
         BadPickle: two tensors read one storage with different units.
     """
     sizes: dict[tuple[str, str], int] = {}
-    stack = list(checkpoint.entries)
-    while stack:
-        entry = stack.pop()
-        stack.extend(entry.parts)
+    for entry in with_parts(checkpoint.entries):
         if entry.storage is None:
             continue
         size = dtypes.by_name(entry.dtype).unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes, joined
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes, joined, with_parts
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import TruncatedPickle, Unsupported, WouldLoseData
 from ckptfix.findings import table
@@ -243,13 +243,10 @@ def _is_untyped(entry: TensorEntry) -> bool:
 
 def _computed(entry: TensorEntry) -> tuple[TensorEntry, str] | None:
     """Return the tensor among `entry` and its parts whose rebuild call reads values, and its description."""
-    stack = [entry]
-    while stack:
-        part = stack.pop()
+    for part in with_parts([entry]):
         computed = KINDS[part.kind].computed
         if computed or (part.detail.startswith(DEVICE_TENSOR) and part.parts):
             return part, computed or f"a {part.detail}"
-        stack += part.parts
     return None
 
 

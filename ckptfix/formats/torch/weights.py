@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from ckptfix.checkpoint import Checkpoint, Derived, FileVersion, OutputFile, Plan, Storage, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Derived, FileVersion, OutputFile, Plan, Storage, TensorEntry, with_parts
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import Truncated, WouldLoseData
 from ckptfix.findings.row import Finding
@@ -74,10 +74,7 @@ def check_whole(weights: Weights, size_of: Callable[[str], int]) -> None:
         WouldLoseData: a tensor is on the meta device.
         Truncated: its bytes are after the end of the file.
     """
-    stack = list(weights.entries)
-    while stack:
-        entry = stack.pop()
-        stack += entry.parts
+    for entry in with_parts(weights.entries):
         if entry.storage is None:
             continue
         data = entry.storage.data

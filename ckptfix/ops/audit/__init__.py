@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Plan
+from ckptfix.checkpoint import ByteRange, Checkpoint, Plan, bytes_of, storages_of
 from ckptfix.checkpoint.address import is_inside_any
 from ckptfix.formats import format_of
 from ckptfix.formats.torch.common import referred, size_of
 from ckptfix.io.read import read_from
-from ckptfix.ops.audit.output import PlannedOutput, bytes_of, covered_by, leaves, storages
+from ckptfix.ops.audit.output import PlannedOutput, covered_by, leaves
 from ckptfix.ops.audit.promise import Account, Promise, damaged, everything
 
 
@@ -81,7 +81,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         missing = sum(not out.take(part, promise) for part in parts)
         if missing or (promise.names_stay and not put and any(out.has_other(part) for part in parts)):
             lost.append(entry.name)
-    covered = {storage.identity for entry in promise.kept for storage in storages(entry)}
+    covered = {storage.identity for storage in storages_of(promise.kept)}
     others = (storage for storage in promise.storages if storage.identity not in covered)
     gone = {storage.identity: storage for storage in others if not out.holds(storage)}
     if gone and promise.source is not None:
@@ -117,7 +117,7 @@ def is_copy(plan: Plan, promise: Promise) -> bool:
             return False
         copied[whole.path] = whole
     for entry in promise.kept:
-        for storage in storages(entry):
+        for storage in storages_of([entry]):
             for span in read_from(storage.data) if storage.data is not None else ():
                 whole = copied.get(span.path)
                 if whole is None or span.offset < whole.offset or span.end > whole.end:

@@ -7,7 +7,19 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from ckptfix.checkpoint import ByteRange, Data, Derived, Plan, RangeCheck, Storage, TensorEntry, dtypes, same_bytes
+from ckptfix.checkpoint import (
+    ByteRange,
+    Data,
+    Derived,
+    Plan,
+    RangeCheck,
+    Storage,
+    TensorEntry,
+    dtypes,
+    same_bytes,
+    storages_of,
+    with_parts,
+)
 from ckptfix.checkpoint.byte_ranges import Spliced, pieces_of
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
@@ -37,20 +49,9 @@ def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
 
     A wrapper without parts yields nothing: a ShardedTensor without a shard in this rank's file holds no bytes to lose.
     """
-    stack = [entry]
-    while stack:
-        part = stack.pop()
-        stack += part.parts
+    for part in with_parts([entry]):
         if part.storage is not None or not (part.parts or not KINDS[part.kind].whole):
             yield part
-
-
-def storages(entry: TensorEntry) -> Iterator[Storage]:
-    yield from (part.storage for part in leaves(entry) if part.storage is not None)
-
-
-def bytes_of(entries: Iterable[TensorEntry]) -> int:
-    return sum({storage.identity: storage.nbytes for entry in entries for storage in storages(entry)}.values())
 
 
 def _extent(entry: TensorEntry) -> tuple[int, int]:
@@ -282,7 +283,7 @@ class PlannedOutput:
     def unchecked(self, promise: Promise) -> Iterator[RangeCheck]:
         """Yield a check for each storage that a checksum of the input covers, and no checksum of the output."""
         seen = set(promise.summed)
-        for storage in (*(one for entry in promise.kept for one in storages(entry)), *promise.storages):
+        for storage in (*storages_of(promise.kept), *promise.storages):
             if storage.data is None or storage.identity in seen:
                 continue
             seen.add(storage.identity)

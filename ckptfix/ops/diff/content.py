@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint import Checkpoint, TensorEntry, with_parts
 from ckptfix.dataclass import dataclass
 from ckptfix.elements.reader import CHUNK, content
 from ckptfix.errors import Unsupported
@@ -37,16 +37,7 @@ class RenamedTensors:
 
 def leaves(entry: TensorEntry) -> list[TensorEntry]:
     """List the tensors with their own data that `entry` consists of, in order: itself, or its parts."""
-    if not entry.parts:
-        return [entry] if entry.storage is not None else []
-    found = []
-    stack = [entry]
-    while stack:
-        part = stack.pop()
-        if part.storage is not None:
-            found.append(part)
-        stack.extend(reversed(part.parts))
-    return found
+    return [part for part in with_parts([entry]) if part.storage is not None]
 
 
 def class_of(entry: TensorEntry) -> str:

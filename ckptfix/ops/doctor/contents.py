@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtypes, same_place
+from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, bytes_of, dtypes, same_place, with_parts
 from ckptfix.checkpoint.address import is_inside, shown
 from ckptfix.checkpoint.tensors import NO_DATA, reach
 from ckptfix.findings.load_errors import LoadError
@@ -50,10 +50,7 @@ def only_at(checkpoint: Checkpoint, at: str) -> Checkpoint:
     if not entries:
         chosen_sites(checkpoint, at)
     devices: Counter[str] = Counter()
-    stack = list(entries)
-    while stack:
-        entry = stack.pop()
-        stack += entry.parts
+    for entry in with_parts(entries):
         devices[entry.location] += 1
     return replace(
         checkpoint,
@@ -148,12 +145,8 @@ def _of_values(checkpoint: Checkpoint, places: Iterable[str]) -> list[str]:
     devices = parts.devices() if parts is not None else None
     if devices is None or not devices.calls:
         return []
-    entries = list(checkpoint.entries)
     needed = {str(tag) for tag in devices.tags} | {str(tag) for _, tag, _ in devices.folded}
-    while entries:
-        entry = entries.pop()
-        needed.add(entry.location)
-        entries += entry.parts
+    needed |= {entry.location for entry in with_parts(checkpoint.entries)}
     return [place for place in places if place not in needed]
 
 
@@ -171,8 +164,7 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from choose.remarks(checkpoint)
     optimizer = choose.optimizer_tensors(checkpoint)
     if optimizer:
-        held = {entry.storage.identity: entry.storage.nbytes for entry in optimizer if entry.storage is not None}
-        message = f"an optimizer's state takes up {sum(held.values()):,} of its {checkpoint.size:,} bytes"
+        message = f"an optimizer's state takes up {bytes_of(optimizer):,} of its {checkpoint.size:,} bytes"
         yield found("optimizer-state", message, where=optimizer[0].at)
     if "state_dict" in tops and states(checkpoint, "objects"):
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
@@ -263,11 +255,8 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
     whole: dict[tuple[str, str], int] = {}
     ends: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
     ties: dict[object, list[TensorEntry]] = defaultdict(list)
-    stack: list[TensorEntry] = list(checkpoint.entries)
     ats = {state.at for state in weights(checkpoint)}
-    while stack:
-        entry = stack.pop()
-        stack += entry.parts
+    for entry in with_parts(checkpoint.entries):
         storage = entry.storage
         if storage is None or storage.data is None:
             continue

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, address, file_of
+from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, address, file_of, with_parts
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import (
@@ -562,10 +562,7 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Check
     """List all bytes of the file that hold tensors, and other records of a zip; the values of `view` are judged."""
     judged = {entry.name for entry in view.entries}
     pieces: dict[object, scan_records.CheckedRange] = {}
-    stack = [(entry, entry) for entry in reversed(checkpoint.entries)]
-    while stack:
-        entry, whole = stack.pop()
-        stack += [(part, whole) for part in reversed(entry.parts)]
+    for whole, entry in ((top, part) for top in checkpoint.entries for part in with_parts([top])):
         storage = entry.storage
         if storage is None or storage.data is None:
             continue

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 
-from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
+from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, bytes_of
 from ckptfix.checkpoint.address import is_inside, is_inside_any
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, printable
@@ -197,13 +197,6 @@ def of_folder(path: str, found: tuple[FolderMember, ...]) -> Inspection:
 def inspect(checkpoint: Checkpoint) -> Inspection:
     """Describe `checkpoint`; no tensor byte is read."""
     entries = checkpoint.entries
-    storages: dict[tuple[str, str], int] = {}
-    stack = list(entries)
-    while stack:
-        entry = stack.pop()
-        stack.extend(entry.parts)
-        if entry.storage is not None:
-            storages[entry.storage.identity] = entry.storage.nbytes
     program = format_of(checkpoint).program
     parts = None if program else maybe_pickled_object(checkpoint)
     found = [] if parts is None else parts.global_names()
@@ -217,7 +210,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         traits={**checkpoint.traits, **({"edits in place": edits} if edits else {})},
         tensors=len(entries),
         parameters=parameters,
-        nbytes=sum(storages.values()),
+        nbytes=bytes_of(entries),
         dtypes=dict(Counter(entry.dtype for entry in entries)),
         devices=checkpoint.devices,
         wrappers=_wrappers(checkpoint),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 
-from ckptfix.checkpoint import Checkpoint, Data, Plan, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, Plan, Storage, TensorEntry, dtypes, with_parts
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.repairs import LostTensor, Repair
@@ -119,7 +119,7 @@ def _filled(
     on: dict[str, list[Leaf]] = {}
     storages: dict[str, Storage] = {}
     for name, entry, lost, *_ in rows:
-        for leaf in entry.leaves() if entry is not None and lost else ():
+        for leaf in with_parts([entry]) if entry is not None and lost else ():
             if leaf.storage is not None and leaf.storage.key in lost:
                 on.setdefault(leaf.storage.key, []).append(Leaf(name, leaf))
                 storages[leaf.storage.key] = leaf.storage

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeGuard
 
 from ckptfix.arguments import checks_types
-from ckptfix.checkpoint import Checkpoint, Data, Plan
+from ckptfix.checkpoint import Checkpoint, Data, Plan, storages_of
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.tree import Item, ListValue, MapValue, ObjectValue, Value, identity, pairs_of
 from ckptfix.commands import command
@@ -24,7 +24,6 @@ from ckptfix.io.checksums import digest
 from ckptfix.io.read import Progress, read_chunks
 from ckptfix.names import kinds
 from ckptfix.ops.any_source import edits, takes_any_source
-from ckptfix.ops.audit.output import storages as storages_of
 from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.inplace import grown
@@ -148,7 +147,7 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
     units: list[PackedStorage] = []
     compacted = 0
     # A storage without a listed tensor, such as a part of one that cannot be read, is kept whole.
-    listed = {storage.key for entry in checkpoint.entries for storage in storages_of(entry)}
+    listed = {storage.key for storage in storages_of(checkpoint.entries)}
     for storage in used.values():
         storage.whole |= storage.key not in listed
         made = units_of(storage, new_key, contiguous=contiguous)

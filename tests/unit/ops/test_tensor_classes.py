@@ -96,6 +96,17 @@ def test_an_optimizer_of_a_library_is_named(tmp_path: Path, wrapped: tuple[str, 
     assert plain.exit_code == 0 and set(torch.load(tmp_path / "plain.pth")) == {"model"}
 
 
+def test_the_bytes_of_an_optimizer_count_the_parts_of_its_tensors(
+    tmp_path: Path, wrapped: tuple[str, torch.Tensor]
+) -> None:
+    path = tmp_path / "m.pth"
+    states = {"state": {0: {"exp_avg": wrapped[1]}}, "param_groups": [{"params": [0], "lr": 0.1}]}
+    torch.save({"model": {"w": torch.zeros(4, 4)}, "optimizer": states}, path)
+    row = next(row for row in ckptfix.doctor(path).findings if row.id == "optimizer-state")
+    # 16 codes of a byte and 4 scales of four bytes.
+    assert row.message.startswith("an optimizer's state takes up 32 of its ")
+
+
 def test_a_jagged_tensor(tmp_path: Path) -> None:
     path = tmp_path / "n.pth"
     nested = torch.nested.nested_tensor([torch.zeros(2), torch.ones(3)], layout=torch.jagged)

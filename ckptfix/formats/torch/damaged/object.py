@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ckptfix.checkpoint import Data, OutputFile, Plan, Storage, TensorEntry, address, dtypes
+from ckptfix.checkpoint import Data, OutputFile, Plan, Storage, TensorEntry, address, dtypes, storages_of
 from ckptfix.checkpoint.tree import Item
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
@@ -213,7 +213,7 @@ class DamagedObject(StorageTable):
             if not lost and not isinstance(error, UnknownTensor):
                 self._unusable[id(node)] = str(error)
             return None, lost
-        storages = [one.storage for one in entry.leaves() if one.storage is not None]
+        storages = list(storages_of([entry]))
         return entry, {storage.key for storage in storages if storage.key in self._lost}
 
     def _lost_below(self, node: Call | PersId) -> set[str]:
