@@ -57,6 +57,10 @@ class CommandGroup(click.Group):
 
                 ctx.ensure_object(Console).command = look.name
                 return look.name, look, args
+            if os.path.splitext(name)[1] or os.sep in name:  # noqa: PTH122
+                from ckptfix.errors import NoSuchFile
+
+                raise NoSuchFile(name)
             from difflib import get_close_matches
 
             meant = name.lower().replace("_", "-")
@@ -67,8 +71,7 @@ class CommandGroup(click.Group):
                 advice = f" Use `{line}`."
             elif len(near) == 1 and (shown := [line for line in COMMANDS[near[0]].all_examples if meant in line]):
                 advice += f" For example: {shown[0]}"
-            kind = "command or file" if os.path.splitext(name)[1] or os.sep in name else "command"  # noqa: PTH122
-            raise click.UsageError(f"No such {kind} {name!r}.{advice}", ctx)
+            raise click.UsageError(f"No such command {name!r}.{advice}", ctx)
         return super().resolve_command(ctx, args)
 
     def _as_option(self, ctx: click.Context, command: str, typed: str, others: list[str]) -> str | None:

@@ -77,7 +77,8 @@ def _search(console: Console, words: tuple[str, ...]) -> None:
             console.say(f"{'' if not kind else chr(10)}{hit.kind}:")
             kind = hit.kind
         console.prose(f"  {hit.title}")
-        console.say(f"      {hit.line}", "fix")
+        if hit.line:
+            console.say(f"      {hit.line}", "fix")
 
 
 def _show(console: Console, topic: str) -> None:

@@ -428,7 +428,9 @@ def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, head
                 read=run.opened.read or chain.read,
             )
 
-        written = carry_out_file(run.source, run.dest, make, how, folder=run.target.folder)
+        # A conversion that OUT does not name makes a file, and so does an edit whose output cannot keep the file's name.
+        kept = not run.converts and suits(run.opened.path, run.target.name)
+        written = carry_out_file(run.source, run.dest, make, how, folder=run.target.folder or (None if kept else False))
         # What a step unpacked is removed with the last plan that refers to it.
         return replace(written, plan=replace(written.plan, holds=())) if written.written else written
 

@@ -24,8 +24,10 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
         suffix: suffix of the output; by default that of the input, or of its format if that of the input is wrong.
         folder: whether the output is a folder: ``x.hf``.
     """
-    name = _called(source)
-    is_file = found_as(formats.located(file_name(source))) != "folder"
+    name, inner = _called(source), formats.located(file_name(source))
+    is_file = found_as(inner) != "folder"
+    if suffix is None and not folder and stays_folder(source, inner):
+        name, folder = normal(file_name(source)), True
     if folder:
         stem = as_path(name).with_suffix("") if is_file else as_path(name)
         return proposed(f"{stem}.{word}", "")
@@ -34,6 +36,22 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
     if suffix is None and not is_file and name == file_name(source) and _is_read_only_folder(name):
         name = f"{normal(name)}{DEFAULT_SUFFIX}"
     return proposed(name, word, suffix, _output_suffix(name) if suffix is None and is_file else None)
+
+
+CONFIGS = ("adapter_config.json", "config.json")
+"""Files without which a loader cannot use the weights beside them (peft, transformers from_pretrained)."""
+
+
+def stays_folder(source: StrPath, path: StrPath) -> bool:
+    """Return whether an edit of the folder `source`, whose model is the file `path`, makes a folder like it.
+
+    It does if a loader needs a configuration beside the weights.
+    """
+    if os.fspath(path) == os.fspath(source) or found_as(file_name(source)) != "folder":
+        return False
+    return found_as(file_name(path)) == "file" and any(
+        found_as(str(as_path(source, name))) == "file" for name in CONFIGS
+    )
 
 
 def kept_suffix(path: str, format: str | None) -> str | None:
@@ -91,8 +109,10 @@ def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: 
     Args:
         word, suffix, folder: as for `named_beside`.
     """
-    name = os.path.normpath(as_path(Path.cwd(), _called(source)))
-    is_folder = found_as(formats.located(file_name(source))) == "folder"
+    name, inner = os.path.normpath(as_path(Path.cwd(), _called(source))), formats.located(file_name(source))
+    if suffix is None and not folder and stays_folder(source, inner):
+        return as_path(os.path.normpath(as_path(Path.cwd(), normal(file_name(source))))).name
+    is_folder = found_as(inner) == "folder"
     # Thousands of inputs are named before the first is opened, so a suffix that fits an output is kept without a look.
     keeps = is_folder or _suits_output(suffixed(name, "")[1])
     stem, own = suffixed(name, word, None if keeps else _output_suffix(name))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import field, fields, replace
-from typing import Any, Generic, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, FileVersion, OutputFile, Plan
@@ -20,7 +21,7 @@ from ckptfix.errors import CkptfixError, NoSuchFile, Refused, StrPath, Unsupport
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows, found
 from ckptfix.formats.base import refuse_truncated
-from ckptfix.formats.target import refuse_other_suffix
+from ckptfix.formats.target import of_suffix, refuse_other_suffix
 from ckptfix.io import write as io_write
 from ckptfix.io.durable import kept_line
 from ckptfix.io.ranks import joined
@@ -30,10 +31,14 @@ from ckptfix.io.sources import given_up
 from ckptfix.io.write_log import noted, recorded
 from ckptfix.ops.audit import audit
 from ckptfix.ops.audit.promise import Account, Promise
+from ckptfix.ops.naming import stays_folder
 from ckptfix.ops.record import with_record
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import some
+
+if TYPE_CHECKING:
+    from ckptfix.formats.folders.companions import Beside
 
 LOSSES = 3
 """Exit code of a verb that completed, with losses."""
@@ -91,6 +96,7 @@ class Draft(Generic[R]):
         link: files of an output folder that equal files of the input may be hard links to them.
         allows: returns whether the output may name a global; None allows every global.
         folder: the output is a folder, although its format is that of one file.
+        amend: changes the copies of the files beside a model, which follow it to a folder.
     """
 
     result: Callable[..., R]
@@ -104,6 +110,7 @@ class Draft(Generic[R]):
     link: bool = False
     allows: Callable[[str], bool] | None = None
     folder: bool = False
+    amend: Callable[[Iterable[OutputFile]], Iterable[OutputFile]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -201,6 +208,7 @@ def carry_out(
     *,
     converts: bool = False,
     folder: bool | None = None,
+    named: StrPath | None = None,
 ) -> R:
     """Read the checkpoint `source`, let a verb `make` its draft, audit it, and write it to `dest`.
 
@@ -210,7 +218,10 @@ def carry_out(
         make: the verb, called with the checkpoint and the name of the output. Its errors are about the checkpoint.
         how: options of the verb.
         converts: the verb may write a different format from the one that it reads.
-        folder: whether `dest` is to be a folder of files; by default, whether `source` is.
+        folder: whether `dest` is to be a folder of files; by default, whether `source` is, or holds a model that needs
+            its configuration (`beside_model`).
+
+        named: the user's name of a checkpoint that is open already.
 
     Raises:
         Refused: the suffix of the output belongs to a different format.
@@ -224,7 +235,9 @@ def carry_out(
     inputs: list[StrPath] = [path]
     if many and found_as(file_name(path)) != "folder":
         inputs.append(as_path(path).parent)
-    refuse_destination(dest, inputs, how, folder=many if folder is None else folder)
+    meant = path if isinstance(source, Checkpoint) else source
+    around = beside_model(named or meant, path, dest) if folder is None and not many else None
+    refuse_destination(dest, inputs, how, folder=(many or around is not None) if folder is None else folder)
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     name = os.fspath(dest)
     if not converts:
@@ -235,7 +248,7 @@ def carry_out(
     if how.link and not formats.format_of(checkpoint).folder:
         raise Refused("hard links need a folder of files, and this is one file", path=checkpoint.path)
     with about(checkpoint.path), blames_changes():
-        draft = make(checkpoint, name)
+        draft = folder_draft(partial(make, checkpoint), around, checkpoint.path, name)
     read = (*checkpoint.files, *draft.read)
     return _written(_from_folder(draft, source, path), checkpoint.path, read, name, how)
 
@@ -297,7 +310,7 @@ def carry_out_file(
     how: WriteOptions,
     *,
     others: Iterable[StrPath] = (),
-    folder: bool = False,
+    folder: bool | None = None,
 ) -> R:
     """Write the draft of a verb that reads `source` itself; otherwise like `carry_out`.
 
@@ -305,14 +318,45 @@ def carry_out_file(
         source: a file or folder.
         make: the verb, called with the names of the input and the output.
         others: further inputs, which the output must not replace either.
-        folder: `dest` is to be a folder of files.
+        folder: whether `dest` is to be a folder of files; by default, as in `carry_out`.
     """
-    refuse_destination(dest, [source, *others], how, folder=folder)
+    exists = bool(found_as(file_name(source)))
+    around = beside_model(source, formats.located(source), dest) if folder is None and exists else None
+    refuse_destination(dest, [source, *others], how, folder=folder or around is not None)
     path, name = formats.located(existing(source)), os.fspath(dest)
     before = mark(path)
     with blames_changes():
-        draft = _from_folder(make(path, name), source, path)
+        draft = _from_folder(folder_draft(partial(make, path), around, path, name), source, path)
     return _written(draft, path, draft.read or (before,), name, how)
+
+
+def beside_model(source: StrPath, path: StrPath, dest: StrPath | None) -> Beside | None:
+    """Return the files beside the model `path` of the folder `source`, if the output of an edit is a folder like it.
+
+    It is one if a loader needs a configuration beside the weights, unless the name of the output is that of a file.
+    """
+    if (dest is not None and of_suffix(os.fspath(dest))) or not stays_folder(source, path):
+        return None
+    from ckptfix.formats.folders.companions import beside
+
+    return beside(os.fspath(source), (os.fspath(path),))
+
+
+def folder_draft(make: Callable[[str], Draft[R]], around: Beside | None, path: str, dest: str) -> Draft[R]:
+    """Return the draft of the output `dest`; with `around`, it is a folder of the model under its name and of copies.
+
+    Args:
+        make: called with the name of the file.
+        path: the model.
+    """
+    if around is None:
+        return make(dest)
+    draft = make(str(as_path(dest, as_path(path).name)))
+    copies: Iterable[OutputFile] = around.copied_to(dest)
+    if draft.amend is not None:
+        copies = draft.amend(copies)
+    findings = (*draft.findings, *around.findings())
+    return replace(draft, plan=replace(draft.plan, files=(*copies, *draft.plan.files)), findings=findings, folder=True)
 
 
 def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -> Draft[R]:

@@ -256,3 +256,28 @@ def test_in_place_needs_a_format_that_is_written(folder: Folder) -> None:
     with pytest.raises(errors.Unsupported) as caught:
         ckptfix.to_cpu(folder.source("plain_pickle"), in_place=True)
     assert "name an output" in str(caught.value.hint)
+
+
+OF_A_FOLDER = ("cast", "fix", "match", "rename", "repair", "sanitize", "select", "set-metadata", "slim", "strip-module")
+"""Commands that keep the format of their input: one of each place where an output is planned."""
+
+
+@pytest.mark.parametrize("verb", OF_A_FOLDER)
+def test_a_folder_with_a_configuration_stays_one(verb: str, folder: Folder, tmp_path: Path) -> None:
+    """One rule for all: OUT is a folder like IN, unless its suffix is that of a file."""
+    source = tmp_path / "model"
+    source.mkdir()
+    save_file(WEIGHTS, source / "model.safetensors")
+    (source / "config.json").write_text('{"model_type": "x", "dtype": "float32"}')
+    call, wanted = VERBS[verb]
+    out = tmp_path / "out"
+    assert call(folder, source, out).exit_code == 0
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    made, expected = load_file(out / "model.safetensors"), wanted(dict(WEIGHTS))
+    assert set(made) == set(expected) and all(torch.equal(made[name], value) for name, value in expected.items())
+    dtype = "bfloat16" if verb == "cast" else "float32"
+    assert json.loads((out / "config.json").read_text()) == {"model_type": "x", "dtype": dtype}
+    with pytest.raises(errors.WouldOverwrite):
+        call(folder, source, out)
+    call(folder, source, tmp_path / "one.safetensors")
+    assert (tmp_path / "one.safetensors").is_file()

@@ -104,7 +104,8 @@ def test_the_marks_are_ascii_where_the_terminal_is(monkeypatch: pytest.MonkeyPat
 
 def test_a_name_that_is_neither_a_command_nor_a_file(cli: Cli, wrapped: Path) -> None:
     done = cli("missing.pt")
-    assert done.exit_code == 2 and "No such command or file 'missing.pt'." in done.stderr
+    assert done.exit_code == 2 and done.stderr == "missing.pt: no such file or folder\n"
+    assert "hint: did you mean ddp.pt?" in cli("dpd.pt").stderr
     assert "No such command 'inspekt'. Did you mean inspect?" in cli("inspekt", "ddp.pt").stderr
     assert "Use `ckptfix select ddp.pth --drop 'fc.*'`." in cli("drop", "ddp.pth", "fc.*").stderr
     assert "Use `ckptfix select ddp.pth o.pth --keep 'fc.*'`." in cli("keep", "ddp.pth", "o.pth", "fc.*").stderr

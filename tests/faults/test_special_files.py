@@ -20,7 +20,7 @@ from property.small_files import SMALL
 from property.verbs import Outcome, run_command
 
 NOBODY = 65534
-DENIED = "permission denied|no such command or file"
+DENIED = "permission denied|no such file or folder"
 LONGEST = 5
 """Seconds: what waits for a writer, or reads a device to its end, takes for ever."""
 
@@ -87,7 +87,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "link to nothing": ("link.pth", lambda place: place.symlink_to("nowhere"), "no such file"),
     "link to itself": ("link.pth", lambda place: place.symlink_to("link.pth"), "too many levels of symbolic links"),
     "a file as a folder": ("file/x.pth", below_a_file, "not a directory|no such"),
-    "a long name": ("x" * 300, lambda place: None, "file name too long|no such command or file"),
+    "a long name": ("x" * 300, lambda place: None, "file name too long|no such file or folder"),
     "folder of no rights": ("closed", closed_folder, f"{DENIED}|is a folder|no file in it"),
     "file of no rights": ("unread.pth", unreadable, DENIED),
     "file in a folder of no rights": ("closed/in.pth", in_a_closed_folder, f"{DENIED}|is a folder|no file in it"),

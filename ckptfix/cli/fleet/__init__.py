@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import click
-
 from ckptfix.cli.fleet.plan import plan
 from ckptfix.cli.fleet.run import run
 from ckptfix.cli.fleet.status import status
-from ckptfix.cli.shared.help_text import ShortHelp
+from ckptfix.cli.shared.help_text import GroupHelp
 from ckptfix.command_table import COMMANDS
 
 
-class Fleet(ShortHelp, click.Group):
+class Fleet(GroupHelp):
     """The command group of plan, run and status."""
 
     examples = COMMANDS["fleet"].all_examples
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        click.Group.format_options(self, ctx, formatter)
 
 
 command = Fleet(

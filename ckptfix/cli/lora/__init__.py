@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import click
-
 from ckptfix.cli.lora.convert import convert
 from ckptfix.cli.lora.extract import extract
 from ckptfix.cli.lora.info import info
 from ckptfix.cli.lora.merge import merge
 from ckptfix.cli.lora.resize import resize
-from ckptfix.cli.shared.help_text import ShortHelp
+from ckptfix.cli.shared.help_text import GroupHelp
 from ckptfix.command_table import COMMANDS
 
 
-class Lora(ShortHelp, click.Group):
+class Lora(GroupHelp):
     """The command group of the commands for adapters."""
 
     examples = COMMANDS["lora"].all_examples
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        click.Group.format_options(self, ctx, formatter)
 
 
 command = Lora(

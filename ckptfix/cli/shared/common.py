@@ -17,7 +17,9 @@ from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.help_text import ShortHelp
 from ckptfix.cli.shared.operands import CommonOption, InAndOut, Operands, Others, folder_options
 from ckptfix.command_table import COMMANDS
+from ckptfix.commands import word
 from ckptfix.errors import Unsupported, printable
+from ckptfix.urls import is_url
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Plan
@@ -363,6 +365,7 @@ def writes(
                 if isinstance(param, MoreInputs) and options[param.name] and output is None:
                     # Of three names and more all are inputs, and the output is named after the last.
                     options[param.name], dest = (dest, *options[param.name]), None
+                    _refuse_output(name, source, options[param.name])
                     output = default_name(name, options[param.name][-1], options)
                     named = True
                 if not isinstance(param, MoreInputs) and not options[param.name]:
@@ -394,6 +397,21 @@ def writes(
         return reads(name, *arguments, *how_to, operands=operands)(callback)
 
     return decorate
+
+
+def _refuse_output(verb: str, source: str, more: Sequence[str]) -> None:
+    """Raise UsageError where the last of several inputs does not exist, and was meant as the output."""
+    *others, last = more
+    if is_url(last) or os.path.lexists(last) or not all(map(os.path.lexists, (source, *others))):
+        return
+    from ckptfix.cli.shared.wrong_words import near_names
+
+    near = near_names(last)
+    meant = f" Did you mean {word(near[0])}?" if near else ""
+    line = " ".join(["ckptfix", verb, word(source), "...", "-o", word(last)])
+    raise click.UsageError(
+        f"{printable(last)} does not exist.{meant} If it is the output, name it with -o: `{line}`."
+    )
 
 
 def show(console: Console, result: Written, *, named: bool = False, most: int | None = None) -> int:

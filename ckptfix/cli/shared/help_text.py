@@ -53,14 +53,40 @@ class ShortHelp(click.Command):
                 formatter.write_dl(rows, col_max=COLUMN)
         if common:
             with formatter.section("Common options"):
+                import textwrap
+
                 names = ", ".join("/".join(param.opts) for param, _ in common)
-                formatter.write_text(names)
+                indent = " " * formatter.current_indent
+                # click would break lines at the hyphens in the names of options.
+                wrapped = textwrap.fill(
+                    names, formatter.width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+                )
+                formatter.write(f"{wrapped}\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = "".join(f"  {line}\n" for line in self.examples)
         path = ctx.command_path.partition(" ")[2] or self.name
         more = "" if FULL in ctx.meta else f"\n`ckptfix help {path}` explains every option.\n"
         formatter.write(f"\nExamples:\n{rows}{more}")
+
+
+class GroupHelp(ShortHelp, click.Group):
+    """A command with commands of its own: without a word it shows them, and its help has a line for each."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, and the commands with as much of their first sentence as fits in a line."""
+        click.Command.format_options(self, ctx, formatter)
+        width = max(map(len, self.commands))
+        room = formatter.width - width - 2 * formatter.indent_increment
+        with formatter.section("Commands"):
+            texts = {name: " ".join((one.help or "").split()) for name, one in self.commands.items()}
+            formatter.write_dl([(name, fitted(text, room)) for name, text in texts.items()])
 
 
 def fitted(text: str, room: int) -> str:

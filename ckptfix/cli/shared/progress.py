@@ -10,8 +10,8 @@ from typing import TextIO
 
 from ckptfix.cli.shared.tables import duration, size
 
-PATIENCE = 0.4
-"""Seconds before the first drawing: shorter work needs no line."""
+PATIENCE = 1.0
+"""Seconds before the first drawing: a line that is gone at once only flickers."""
 
 SETTLED = 1.0
 """Seconds of a phase before its rate and the time left show: a rate of fewer is mostly start-up."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from threading import Lock
 from typing import Any, Literal
 
 from ckptfix.arguments import checks_types
-from ckptfix.checkpoint import Checkpoint, Data, Edit, Plan, Put, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, Edit, OutputFile, Plan, Put, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.quantization_signs import observers
 from ckptfix.dataclass import dataclass
 from ckptfix.elements import arrays
@@ -505,6 +505,7 @@ def cast(
             promise=replace(everything(checkpoint), puts=done.puts),
             lines=lines,
             findings=done.findings,
+            amend=None if only else partial(_with_dtype, checkpoint, name),
         )
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
@@ -517,10 +518,14 @@ def _planned(checkpoint: Checkpoint, casts: Casts, dest: str, dtype: str | None)
     plan = plan_edits(checkpoint, casts.edits, dest)
     if dtype is None or not casts.puts or not format_of(checkpoint).folder:
         return plan
-    # Few checkpoints are folders, and casts of others start faster without this import.
+    return replace(plan, files=_with_dtype(checkpoint, dtype, plan.files))
+
+
+def _with_dtype(checkpoint: Checkpoint, dtype: str, files: Iterable[OutputFile]) -> tuple[OutputFile, ...]:
+    # Few outputs are folders, and other casts start faster without this import.
     from ckptfix.ops.cast.config import with_dtype
 
-    return replace(plan, files=with_dtype(checkpoint, plan.files, dtype))
+    return with_dtype(checkpoint, files, dtype)
 
 
 def _counted(counts: Tallies, to: str, result: Result) -> Result:

@@ -15,7 +15,6 @@ from ckptfix.commands import command
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath, Unsupported
 from ckptfix.findings.steps import Invocation, Step, step
-from ckptfix.formats.folders.companions import Beside, beside
 from ckptfix.formats.in_place import A_COPY
 from ckptfix.formats.target import of_suffix, suits
 from ckptfix.io.read import Progress
@@ -27,7 +26,18 @@ from ckptfix.ops.doctor.examine import examine
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.inplace import refuse_far
 from ckptfix.ops.naming import named_beside
-from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, carry_out_file, copy_note, copy_of, existing
+from ckptfix.ops.writing import (
+    Draft,
+    Result,
+    WriteOptions,
+    beside_model,
+    carry_out,
+    carry_out_file,
+    copy_note,
+    copy_of,
+    existing,
+    folder_draft,
+)
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 from ckptfix.words import plural
@@ -130,10 +140,14 @@ def fix(
                 what = ", ".join(anew or [done.command[1] for done in chain.steps])
                 raise Unsupported(f"not in place: {what} writes the file anew", path=path, hint=A_COPY)
             return carry_out(path, dest, lambda checkpoint, name: _draft(chain, checkpoint.path, name), how)
-        around = _around(source, path, dest) if chain.is_one_file else None
+        around = beside_model(source, path, dest) if chain.is_one_file else None
         if around is not None:
             name = dest if dest is not None else named_beside(source, "fixed", folder=True)
-            return carry_out_file(path, name, partial(_folder_draft, chain, around), how, folder=True)
+
+            def in_folder(path: str, dest: str) -> Draft[FixResult]:
+                return folder_draft(partial(_draft, chain, path), around, path, dest)
+
+            return carry_out_file(path, name, in_folder, how, folder=True)
         name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
         return carry_out_file(path, name, partial(_draft, chain), how)
 
@@ -176,24 +190,6 @@ def _named(chain: Chain, diagnosis: Diagnosis, dest: StrPath | None) -> str | No
     if dest is None or made is None or not chain.is_one_file:
         return None
     return None if suits(os.fspath(dest), made) else of_suffix(os.fspath(dest))
-
-
-CONFIGS = ("adapter_config.json", "config.json")
-"""Files without which a loader cannot use the weights beside them (peft, transformers from_pretrained)."""
-
-
-def _around(source: StrPath, path: str, dest: StrPath | None) -> Beside | None:
-    """Return the files beside the model `path` of the folder `source`, if the output is to be a folder like it.
-
-    It is one if a loader needs a configuration beside the weights, unless the name of the output is that of a file.
-    """
-    if path == os.fspath(source) or found_as(path) != "file" or found_as(os.fspath(source)) != "folder":
-        return None
-    if dest is not None and of_suffix(os.fspath(dest)):
-        return None
-    if not any(found_as(str(as_path(source, name))) == "file" for name in CONFIGS):
-        return None
-    return beside(os.fspath(source), (path,))
 
 
 def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped: bool) -> None:
@@ -248,14 +244,6 @@ def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
         exit_code=chain.exit_code,
         read=chain.read,
     )
-
-
-def _folder_draft(chain: Chain, around: Beside, path: str, dest: str) -> Draft[FixResult]:
-    """Return the draft of a folder: the fixed file under its name, and copies of the files beside it."""
-    draft = _draft(chain, path, str(as_path(dest, as_path(path).name)))
-    files = (*around.copied_to(dest), *draft.plan.files)
-    findings = (*draft.findings, *around.findings())
-    return replace(draft, plan=replace(draft.plan, files=files), findings=findings, folder=True)
 
 
 def _result(chain: Chain, *, account: Account, **fields: Any) -> FixResult:

@@ -39,6 +39,7 @@ from ckptfix.ops.writing import (
     Draft,
     Result,
     WriteOptions,
+    beside_model,
     carry_out,
     is_folder,
     looked_at,
@@ -67,6 +68,7 @@ class MatchProposal:
         planned: the edits; None if they are refused themselves.
         drops: names of the source that the target lacks are left out.
         verified: both models, run on one input, gave equal outputs.
+        named: the user's name of the checkpoint, which may be that of its folder.
     """
 
     checkpoint: Checkpoint
@@ -78,6 +80,7 @@ class MatchProposal:
     notes: tuple[str, ...] = field(default=(), repr=False)
     drops: bool = False
     verified: bool = False
+    named: StrPath | None = None
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -176,7 +179,8 @@ def match(
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     """Refuse a destination that cannot be written, or is one of the other files, before a long read."""
     others = [path for path in map(file_name, (source, like)) if found_as(path)]
-    refuse_destination(dest, others, WriteOptions(force=force), folder=is_folder(source))
+    folder = is_folder(source) or beside_model(source, formats.located(source), dest) is not None
+    refuse_destination(dest, others, WriteOptions(force=force), folder=folder)
 
 
 @gc_paused
@@ -239,7 +243,9 @@ def find(
     verified = verdict is not None and verdict.equal
     if verdict is not None and verified:
         notes = (*verdict.notes, *notes)
-    return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected, verified)
+    return MatchProposal(
+        *(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected, verified), named=source
+    )
 
 
 def models(source: str, target: str, inputs: StrPath | None, allow_import: bool) -> verifier.Models:
@@ -431,7 +437,7 @@ def _write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> Mat
         promise = Promise(names_stay=False, edited=checkpoint, puts=puts, reported=gone)
         return _draft(found, plan, promise)
 
-    return carry_out(found.checkpoint, dest, make, how)
+    return carry_out(found.checkpoint, dest, make, how, named=found.named)
 
 
 def _draft(found: MatchProposal, plan: Plan, promise: Promise | None = None) -> Draft[MatchResult]:

@@ -150,7 +150,7 @@ def repair(
                 refuse_destination(dest, [source, *inputs], how, folder=many)
             found, _ = look(path, path if dest is None else os.fspath(dest))
             return looked_at(_draft(found, Plan(()), written=False), path, dest)
-        result = carry_out_file(source, dest, make, how, others=inputs, folder=many)
+        result = carry_out_file(source, dest, make, how, others=inputs, folder=many or None)
         if dry_run:
             # The plan points to the unpacked files, so they are kept as long as the plan.
             stack.pop_all()

@@ -144,7 +144,7 @@ def test_a_folder_of_one_file_becomes_a_folder(tmp_path: Path) -> None:
     assert (tmp_path / "plain" / "tokenizer.json").exists()
     ckptfix.cast(source, tmp_path / "one.safetensors", "fp8", scale="block")
     ckptfix.cast(source, tmp_path / "plain-cast", "fp16")
-    assert (tmp_path / "one.safetensors").is_file() and (tmp_path / "plain-cast").is_file()
+    assert (tmp_path / "one.safetensors").is_file() and (tmp_path / "plain-cast" / "model.safetensors").is_file()
 
 
 def test_a_file_is_told_the_settings(tmp_path: Path) -> None:

@@ -30,8 +30,6 @@ def test_a_folder_states_its_new_dtype(tmp_path: Path, way: str, sharded: bool) 
         safetensors.torch.save_file(weights, tmp_path / "whole.safetensors", {"format": "pt"})
         source.rmdir()
         ckptfix.convert(tmp_path / "whole.safetensors", source, to="hf", shard_size=64)
-    elif way == "cast":
-        pytest.skip("of one file it makes one file, unless OUT is a folder of shards")
     else:
         torch.save(weights, source / "pytorch_model.bin")
     (source / "config.json").write_text('{"model_type": "x", "dtype": "float32", "hidden_size": 4}')
