@@ -46,6 +46,7 @@ class Matching:
         rules: renames that give exactly these pairs, in few lines.
         left, missing: names of the source without a target, and names of the target without a source.
         skipped_source, skipped_target: names that a family's rule allows to be absent.
+        unfit: those of `left` that the target has too, with another shape: loading them fails.
         dropped: paths of blocks of the source that the user leaves out; their names are in no other list.
         notes: further remarks for the user, one sentence each.
     """
@@ -59,6 +60,7 @@ class Matching:
     skipped_target: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
 
     @property
     def names(self) -> dict[str, str]:

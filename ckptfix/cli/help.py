@@ -77,8 +77,7 @@ def _search(console: Console, words: tuple[str, ...]) -> None:
             console.say(f"{'' if not kind else chr(10)}{hit.kind}:")
             kind = hit.kind
         console.prose(f"  {hit.title}")
-        if hit.line:
-            console.say(f"      {hit.line}", "fix")
+        console.say(f"      {hit.line}", "fix")
 
 
 def _show(console: Console, topic: str) -> None:

@@ -428,7 +428,7 @@ def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, head
                 read=run.opened.read or chain.read,
             )
 
-        # A conversion that OUT does not name makes a file, and so does an edit whose output cannot keep the file's name.
+        # In a folder, the output keeps the name of the model's file, so its format must suit that name.
         kept = not run.converts and suits(run.opened.path, run.target.name)
         written = carry_out_file(run.source, run.dest, make, how, folder=run.target.folder or (None if kept else False))
         # What a step unpacked is removed with the last plan that refers to it.

@@ -108,7 +108,7 @@ def slow(source, dest, *, progress, **options):
     if progress is None:
         print("no progress")
     for step in range(8):
-        time.sleep(0.1)
+        time.sleep(0.25)
         if progress:
             progress((step + 1) * 10**9, 8 * 10**9)
     raise CkptfixError("the end")
@@ -119,7 +119,7 @@ commands.main(["unwrap", "in", "out", *ARGUMENTS])
 
 
 def on_terminal(*arguments: str) -> str:
-    """What a terminal gets on stderr from a command that takes 0.8 s."""
+    """What a terminal gets on stderr from a command that takes 2 s."""
     master, slave = pty.openpty()
     script = SCRIPT.replace("ARGUMENTS", repr(arguments))
     with subprocess.Popen([sys.executable, "-c", script], stdout=slave, stderr=slave) as child:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import sys
 import types
@@ -193,7 +194,10 @@ def of_torchvision() -> nn.Module:
 def test_a_recipe_replaces_the_loading_code_of_a_library(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip(name, reason=f"needs {name}: pip install {name}")
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # one that is built for another torch fails in many ways
+        pytest.skip(f"needs {name}, which cannot be imported here: {error}")
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {"ckptfix": ckptfix}
     if name == "lightning":

@@ -29,7 +29,7 @@ class Hit(NamedTuple):
     Attributes:
         kind: the heading of the list.
         title: what it is about.
-        line: the command line to run; empty if the title names it.
+        line: the command line to run.
     """
 
     kind: str
@@ -71,8 +71,9 @@ def _entries() -> Iterator[tuple[Hit, str, str]]:
             section = text[mark.end() : end]
             command = _COMMAND.search(section)
             title = mark[1].replace("`", "")
-            line = command[1] if command else ""
-            yield Hit("Recipes", f"{title} (ckptfix help {topic})", line), title, section
+            where = f"ckptfix help {topic}"
+            hit = Hit("Recipes", f"{title} ({where})", command[1]) if command else Hit("Recipes", title, where)
+            yield hit, title, section
     for id, entry in ENTRIES.items():
         hit = Hit("Findings", f"{id}: {entry.title}", f"ckptfix doctor --explain {id}")
         yield hit, f"{id} {entry.title}", entry.story

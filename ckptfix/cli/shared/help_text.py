@@ -71,7 +71,7 @@ class ShortHelp(click.Command):
 
 
 class GroupHelp(ShortHelp, click.Group):
-    """A command with commands of its own: without a word it shows them, and its help has a line for each."""
+    """A command with commands of its own. Its help has a line for each, and is shown where no command is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:

@@ -313,6 +313,10 @@ def aligned(
         matching, operations = with_operations(
             matching, slots, target.slots, heads or Heads(), proven, reshape=reshape
         )
+    missing = {slot.name: slot.shape for slot in target.slots if slot.name in matching.missing}
+    left = {slot.name: slot.shape for slot in slots if slot.name in matching.left}
+    unfit = tuple(name for name, shape in left.items() if missing.get(name, shape) != shape)
+    matching = replace(matching, unfit=unfit)
     if chosen is None:
         return matching, operations
     return chosen.restored(matching), replace(operations, taken=chosen.restored_tensors(operations.taken))

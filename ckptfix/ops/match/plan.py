@@ -98,7 +98,14 @@ def plan(
     edits: list[Edit] = [Put(at, _tensors(checkpoint, at, shapes))] if shapes else []
     findings = [finding for finding in renames.findings if finding.id != "unused-rule"]
     if over:
-        findings += (found("left-behind", "is not a key of the model", where=address.join(at, name)) for name in over)
+        findings += (
+            found(
+                "left-behind",
+                "has another shape in the model" if name in matching.unfit else "is not a key of the model",
+                where=address.join(at, name),
+            )
+            for name in over
+        )
         findings += optimizers_left(checkpoint, {at})
     if shapes and any(state.optimizer for state in checkpoint.state_dicts):
         message = "the optimizer state keeps the old shapes and does not fit the reshaped parameters"
@@ -139,13 +146,14 @@ def is_in(name: str, blocks: Sequence[str]) -> bool:
 def unexpected(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
     """Return the names of the source that the target lacks -> the other name of the same tensor, or empty.
 
+    It lacks a name too if the tensor under this name has another shape, such as a head for other classes.
     A buffer without a pair is not among them if the target has it under its new name.
     """
     names = with_buffers(slots, matching)
     theirs = {*matching.missing, *(row.name for row in matching.skipped_target)}
     skipped = {row.name: row.tied for row in matching.skipped_source if names.get(row.name, row.name) not in theirs}
     tied = {slot.name: slot.tied or "" for slot in slots}
-    left = [name for name in matching.left if name not in theirs]
+    left = [name for name in matching.left if name not in theirs or name in matching.unfit]
     return dict.fromkeys(left, "") | {name: tied[name] if tie else "" for name, tie in skipped.items()}
 
 

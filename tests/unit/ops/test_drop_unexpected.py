@@ -116,3 +116,17 @@ def test_a_second_key_of_a_tensor_goes_and_the_tensor_stays(tmp_path: Path) -> N
     found = torch.load(done.dest, weights_only=True)
     assert done.exit_code == 0 and set(found) == {"embed.weight", "fc.weight"}
     assert torch.equal(found["embed.weight"], shared)
+
+
+def test_a_head_for_other_classes_is_left_out(tmp_path: Path) -> None:
+    """The model has the key too, with another shape: what stays in the file would not load."""
+    save(tmp_path / "in.pth", {**model(), "2.weight": torch.ones(7, 4), "2.bias": torch.ones(7)})
+    like = save(tmp_path / "like.pth", model())
+    done = ckptfix.match(
+        tmp_path / "in.pth", tmp_path / "out.pth", like, partial=True, drop_unexpected=True
+    )
+    made = torch.load(tmp_path / "out.pth", weights_only=True)
+    assert set(made) == set(model()) - {"2.weight", "2.bias"}
+    assert "2 left out: 2.weight, 2.bias" in str(done)
+    said = {row.where: row.message for row in done.findings if row.id == "left-behind"}
+    assert said == dict.fromkeys(("2.weight", "2.bias"), "has another shape in the model")
