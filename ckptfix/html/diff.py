@@ -128,7 +128,7 @@ def _files(result: DiffResult, command: str | None) -> Html:
         (Html('<span class="side b">B</span>'), result.path_b, result.format_b, *_size(result, 1)),
     ]
     line = command or line_of("diff", result.path_a, result.path_b, keys_only="" if result.keys_only else None)
-    listed = table(("", "File", "Format", "Tensors", "Bytes of tensors"), rows, right=(3, 4))
+    listed = table(("", "File", "Format", "Tensors", "Bytes"), rows, right=(3, 4))
     return section("Files", listed, pasted(line))
 
 

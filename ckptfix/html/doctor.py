@@ -76,7 +76,7 @@ def _fix(done: Diagnosis) -> Iterator[Html]:
     for line in done.lines():
         if line.kind == "command":
             word, _, text = line.text.partition(": ")
-            parts += [tag("p", f"{word}:", class_="note"), pasted(text)]
+            parts += [*([] if word == "Fix" else [tag("p", f"{word}:", class_="note")]), pasted(text)]
     if parts:
         yield section("Fix", *parts)
 

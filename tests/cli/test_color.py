@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -99,3 +106,41 @@ def test_nan_and_warnings_in_tables(cli: Cli, tmp_path: Path) -> None:
     torch.save({"module.w": torch.ones(2)}, tmp_path / "b.pth")
     lines = cli("ls", tmp_path / "b.pth", "--color", "always").stdout.splitlines()
     assert [line.startswith(WARNING) for line in lines] == [False, False, True]
+
+
+def _on_terminal(*words: object, **environment: str) -> str:
+    """What a real terminal of 100 columns gets from a command line."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"} | environment
+    line = [sys.executable, "-m", "ckptfix", *map(str, words)]
+    with subprocess.Popen(line, stdin=slave, stdout=slave, stderr=slave, env=env) as child:
+        os.close(slave)
+        shown = b""
+        while select.select([master], [], [], 120)[0]:
+            try:
+                chunk = os.read(master, 4096)
+            except OSError:  # Linux: the other end is closed
+                break
+            if not chunk:
+                break
+            shown += chunk
+        child.wait(120)
+    os.close(master)
+    return shown.decode()
+
+
+@pytest.mark.slow
+def test_each_meaning_on_a_real_terminal(tmp_path: Path, refused: Path) -> None:
+    """Error, warning, fix, NaN, added and removed have their colours; progress does not flicker; NO_COLOR is plain."""
+    torch.save({"old": torch.ones(2), "both": torch.ones(3)}, tmp_path / "a.pth")
+    torch.save({"new": torch.zeros(4), "both": torch.tensor([1, 2, float("nan")])}, tmp_path / "b.pth")
+    verdict, compared = _on_terminal(refused), _on_terminal("diff", tmp_path / "a.pth", tmp_path / "b.pth")
+    assert f"{DAMAGE}  error{END}" in verdict and f"{WARNING}  warning{END}" in verdict
+    assert f"fix      {FIX}ckptfix fix " in verdict
+    assert f"{DAMAGE}NaN or infinity in B" in compared
+    assert f"{REMOVED}Only in A:" in compared and f"{ADDED}Only in B:" in compared
+    assert " of 12" not in compared, "a bar for what takes a moment"
+    for words in ((refused,), ("diff", tmp_path / "a.pth", tmp_path / "b.pth"), (tmp_path / "none.pth",)):
+        assert "\x1b" not in _on_terminal(*words, NO_COLOR="1")
+        assert "\x1b[" in _on_terminal(*words)

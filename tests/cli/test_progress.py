@@ -50,6 +50,8 @@ def test_the_rate_is_the_latest() -> None:
 def test_nothing_is_drawn_for_what_is_done_at_once() -> None:
     stream, clock = StringIO(), Clock()
     progress = Progress(stream, clock=clock, columns=80, at_end="flushing")
+    clock.now += 30  # imports
+    progress(0, 10)
     clock.now += PATIENCE * 0.9
     progress(5, 10)
     progress(10, 10)
@@ -69,6 +71,7 @@ def test_at_most_ten_drawings_a_second() -> None:
 def test_the_end_says_what_is_still_done() -> None:
     stream, clock = StringIO(), Clock()
     progress = Progress(stream, clock=clock, columns=80, at_end="flushing to disk")
+    progress(0, 10)
     clock.now += 1
     progress(5, 10)
     progress(10, 10)
@@ -78,6 +81,7 @@ def test_the_end_says_what_is_still_done() -> None:
 def test_clear_leaves_an_empty_line() -> None:
     stream, clock = StringIO(), Clock()
     progress = Progress(stream, clock=clock, columns=30, phases=("writing",))
+    progress(0, 10 * GB)
     clock.now += 1
     progress(5 * GB, 10 * GB)
     progress.clear()
@@ -166,7 +170,7 @@ def test_the_rate_shows_after_a_second_of_work() -> None:
         clock.now += 0.1
         progress(int((clock.now - 130) * GB), 10 * GB)
     shown = drawn(stream)
-    assert not [line for line in shown[:9] if "left" in line]
+    assert len(shown) in (2, 3), "none in the first second"
     assert re.search(r"  (1\.00 GB|999 MB|1000 MB)/s  9 s left$", shown[-1])
 
 
@@ -176,5 +180,5 @@ def test_each_pass_over_the_bytes_is_named() -> None:
     for done in (5, 9, 2, 8, 1):
         clock.now += 1
         progress(done, 10)
-    assert [line.split()[0] for line in drawn(stream)] == ["checking", "checking", "writing", "writing", "writing"]
-    assert "left" not in drawn(stream)[2], "a new phase begins a new measure"
+    assert [line.split()[0] for line in drawn(stream)] == ["checking", "writing", "writing", "writing"]
+    assert "left" not in drawn(stream)[1], "a new phase begins a new measure"

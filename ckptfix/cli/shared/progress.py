@@ -11,7 +11,7 @@ from typing import TextIO
 from ckptfix.cli.shared.tables import duration, size
 
 PATIENCE = 1.0
-"""Seconds before the first drawing: a line that is gone at once only flickers."""
+"""Seconds from the first call to the first drawing: a line that is gone at once only flickers."""
 
 SETTLED = 1.0
 """Seconds of a phase before its rate and the time left show: a rate of fewer is mostly start-up."""
@@ -44,7 +44,7 @@ class Progress:
         self._at_end = at_end
         self._clock = clock
         self._columns = _columns(stream) if columns is None else columns
-        self._next = clock() + PATIENCE
+        self._next: float | None = None
         self._marks: deque[tuple[float, int]] = deque()
         self._began = 0.0
         self._last = 0
@@ -53,6 +53,8 @@ class Progress:
 
     def __call__(self, done: int, total: int) -> None:
         now = self._clock()
+        if self._next is None:  # imports and headers before the first byte are no work on bytes
+            self._next = now + PATIENCE
         if done < self._last:
             del self._phases[: len(self._phases) > 1]
             self._marks.clear()
