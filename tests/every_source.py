@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import array_files
 import rank_files
 import sharded
 import torch
@@ -178,3 +179,25 @@ def hf(folder: Path) -> Path:
 @source
 def hf_bin(folder: Path) -> Path:
     return sharded.write(folder / "run", sharded.parted(WEIGHTS, 2), kind="bin")
+
+
+def _arrays() -> array_files.Arrays:
+    return {name: value.numpy() for name, value in WEIGHTS.items()}
+
+
+@source
+def npz(folder: Path) -> Path:
+    array_files.npz(_arrays(), folder / "a.npz")
+    return folder / "a.npz"
+
+
+@source
+def gguf(folder: Path) -> Path:
+    array_files.gguf(_arrays(), folder / "a.gguf")
+    return folder / "a.gguf"
+
+
+@source
+def arrays_in_a_pickle(folder: Path) -> Path:
+    array_files.pickled(_arrays(), folder / "a.pkl")
+    return folder / "a.pkl"

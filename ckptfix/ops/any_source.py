@@ -225,7 +225,9 @@ class _Run:
         """Plan everything; return the results of the operations, and those of the conversions."""
         format, target = self.opened.format, self.target
         working = working_format(format, target)
-        if self.converts or (self.first and not format.folder):
+        # A format that holds only arrays, and is not written, is converted first all the same.
+        has_object = format.edits or "objects" in format.states
+        if self.converts or (self.first and has_object and not format.folder):
             working = format
         if self.converts and self.module:
             working = working_format(format, target)

@@ -102,10 +102,11 @@ def test_the_command_helps_a_file_that_shows_the_message(
     command = line.split()[0]
     path = tmp_path / "in.pth"
     SHOWING[command](path)
-    with pytest.raises(Exception, match=".") as caught:
+    try:
         _load(path, command)
-    kind = type(caught.value)
-    said = f"{kind.__name__}: {caught.value} {kind.__module__}.{kind.__name__}: {caught.value}"
+    except Exception as error:
+        kind = type(error)
+        said = f"{kind.__name__}: {error} {kind.__module__}.{kind.__name__}: {error}"
     for part in re.findall(r"`([^`]*)`", message):
         assert part in said
     torch.save(Net(1000).state_dict(), "model.pth")

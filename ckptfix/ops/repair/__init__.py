@@ -71,9 +71,9 @@ class RepairResult(Result):
 def _takes(format: Format, target: Format) -> bool:
     """Return whether the repair itself makes a `target` of `format`.
 
-    It makes a torch file of a format that is only read, and of a folder that holds objects.
+    It makes a torch file of an object in a format that is only read, and of a folder that holds objects.
     """
-    becomes_file = not format.edits or (format.folder and not becomes_folder(format))
+    becomes_file = (not format.edits and "objects" in format.states) or (format.folder and not becomes_folder(format))
     return format is target or (becomes_file and "objects" in target.states)
 
 

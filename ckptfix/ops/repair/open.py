@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, FileVersion
+from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, UnknownFormat
 from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, folder_format, format_of, open_checkpoint, refuse_part, states
@@ -181,7 +182,9 @@ def _read_whole(path: str) -> Wreck:
     checkpoint = open_checkpoint(path)
     if not states(checkpoint, "objects"):
         message = f"repair rebuilds torch's and safetensors files, and not a {format_of(checkpoint).title}"
-        raise Refused(message, path=path, hint="use another copy of the file")
+        damaged = any(finding.severity == "error" for finding in checkpoint.findings)
+        whole = f"nothing in it is damaged; `{command('convert', path, 'OUT')}` writes its tensors in another format"
+        raise Refused(message, path=path, hint="use another copy of the file" if damaged else whole)
     for finding in checkpoint.findings:
         if finding.id == "bad-storage":
             raise DamagedFile(finding.message, path=path, where=finding.where, offset=finding.offset)
