@@ -544,7 +544,7 @@ def test_people_see_files_bytes_and_failures() -> None:
     from ckptfix.cli.fleet.shown import Bar
 
     stream = io.StringIO()
-    now = iter((0.0, 0.0, 1.0))
+    now = iter((0.0, 1.0))
     bar = Bar(stream, clock=lambda: next(now), columns=100)
     bar.report = fleet.FleetReport(jobs=2000, bytes=4_000_000, codes={0: 990, 2: 10}, done_bytes=2_000_000)
     bar(0, 4_000_000)
