@@ -82,6 +82,16 @@ def _pattern(front: str) -> str:
     return "^" + front.replace(".", "[.]").replace("{n}", r"(\d+)") + end
 
 
+_PARTS = (("query", "q"), ("key", "k"), ("value", "v"))
+_VIT_ATTENTION: Substitutions = (
+    *((f"[.]attention[.]attention[.]{old}[.]", f".attention.{new}_proj.") for old, new in _PARTS),
+    ("[.]attention[.]output[.]dense[.]", ".attention.o_proj."),
+)
+_VIT_ATTENTION_BACK: Substitutions = (
+    ("[.]attention[.]o_proj[.]", ".attention.output.dense."),
+    *((f"[.]attention[.]{new}_proj[.]", f".attention.attention.{old}.") for old, new in _PARTS),
+)
+
 CHANGES: tuple[LibraryChange, ...] = (
     LibraryChange(
         "vlm", "transformers 4.52", "language_model.model.* became model.language_model.*, and vision_tower.* "
@@ -104,6 +114,23 @@ CHANGES: tuple[LibraryChange, ...] = (
         ((r"(^|[.])(?<!text_model[.])(embeddings[.](?:token|position)_embedding|encoder[.]layers|final_layer_norm)[.]",
           r"\1text_model.\2."),),
         "huggingface/transformers#44431",
+    ),
+    LibraryChange(
+        "vit", "transformers 5", "ViT's encoder.layer.N.attention.attention.query became layers.N.attention.q_proj, and "
+        "intermediate.dense mlp.fc1",
+        ((r"(^|[.])encoder[.]layer[.](\d+)[.]", r"\1layers.\2."), *_VIT_ATTENTION,
+         ("[.]intermediate[.]dense[.]", ".mlp.fc1."), (r"([.]\d+)[.]output[.]dense[.]", r"\1.mlp.fc2.")),
+        ((r"([.]\d+)[.]mlp[.]fc2[.]", r"\1.output.dense."), ("[.]mlp[.]fc1[.]", ".intermediate.dense."),
+         *_VIT_ATTENTION_BACK, (r"(^|[.])layers[.](\d+)[.]", r"\1encoder.layer.\2.")),
+        "huggingface/transformers, conversion_mapping.py ViTModel",
+        r"[.]layer[.]\d+[.]attention[.]attention[.]query[.]",
+    ),
+    LibraryChange(
+        "dinov2", "transformers 5", "DINOv2's attention.attention.query became attention.q_proj, and "
+        "attention.output.dense attention.o_proj",
+        _VIT_ATTENTION, _VIT_ATTENTION_BACK,
+        "huggingface/transformers, conversion_mapping.py Dinov2Model",
+        r"[.]layer[.]\d+[.]attention[.]attention[.]query[.]",
     ),
     LibraryChange(
         "peft-adapter-name", "PEFT", "a model has the name of the adapter in its keys (lora_A.default.weight), and "

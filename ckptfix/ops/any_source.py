@@ -54,11 +54,14 @@ class PlannedCommand(NamedTuple):
         words: its name and options, for the list of steps.
         function: called with the input, the output, its options, and ``dry_run=True``.
         options: its keywords.
+        unpacked: the keyword that gets the path of the source as it is read; empty without one. A packed source is
+            unpacked once, for all that read it.
     """
 
     words: tuple[str, ...]
     function: Callable[..., Result]
     options: Mapping[str, Any] = {}
+    unpacked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +253,8 @@ class _Run:
             options = {**one.options, **(given if "at" in one.options else {})}
             if not given:
                 options.pop("at", None)
+            if one.unpacked:
+                options[one.unpacked] = self.opened.path
             done.append(chain.plan(one.words, dest, partial(one.function, **options)))
         if chain.format is None or FORMATS[chain.format] is not target:
             made.append(self._converted(chain, "convert", target, dict(self.shaping)))

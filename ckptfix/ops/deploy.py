@@ -32,12 +32,17 @@ from ckptfix.urls import as_path
 
 
 class Row(NamedTuple):
-    """An operation of convert: a command, its function, and its keywords by the options of convert."""
+    """An operation of convert: a command, its function, and its keywords by the options of convert.
+
+    Attributes:
+        unpacked: as in `PlannedCommand`.
+    """
 
     command: str
     function: Callable[..., Result]
     keywords: Mapping[str, str]
     more: tuple[str, ...] = ()
+    unpacked: str = ""
 
 
 def _stripped(
@@ -74,15 +79,17 @@ def _named(
     names: str,
     heads: int | None = None,
     kv_heads: int | None = None,
-    origin: StrPath | None = None,
+    origin: StrPath,
+    unpacked: str,
     at: str | None = None,
     **how: Any,
 ) -> RenameResult:
-    """Write the model with the names of another library; its sizes are those stated beside the file `origin`."""
+    """Write the model with the names of another library; its sizes are those stated beside `origin` or in `unpacked`."""
     from ckptfix.align.fused import Heads
     from ckptfix.ops.rename import by_table
 
-    route = by_table.route_of(source, names, at=at, heads=Heads(heads, kv_heads), origin=origin)
+    said = by_table.Origin(origin, unpacked)
+    route = by_table.route_of(source, names, at=at, heads=Heads(heads, kv_heads), origin=said)
     if len(route) > 1:
         return by_table.in_steps(apply_rules, source, dest, route, WriteOptions(**how), at=at)
     return apply_rules(source, dest, given=route[0].rules, at=at, **how)
@@ -92,7 +99,7 @@ OPERATIONS = (
     Row("select", select, {"keep": "keep", "drop": "drop"}, ("allow_unmatched",)),
     Row("unwrap", unwrap, {"unwrap": ""}),
     Row("strip-module", _stripped, {"strip_prefix": "prefix"}, ("allow_unmatched",)),
-    Row("rename", _named, {"names": "names"}, ("heads", "kv_heads", "origin")),
+    Row("rename", _named, {"names": "names"}, ("heads", "kv_heads", "origin"), "unpacked"),
     Row("cast", cast_tensors, {"dtype": "to"}),
 )
 """The operations in their order. Tensors are chosen first, by the keys of the input; they are cast last, as a command
@@ -113,7 +120,7 @@ def operations(asked: Mapping[str, Any]) -> Iterator[PlannedCommand]:
                     words += [f"--{name}", str(one)]
         keywords = {name: value for name, value in options.items() if name}
         keywords |= {name: asked[name] for name in row.more if asked.get(name)}
-        yield PlannedCommand(tuple(words), row.function, {**keywords, "at": None})
+        yield PlannedCommand(tuple(words), row.function, {**keywords, "at": None}, row.unpacked)
 
 
 @checks_types

@@ -111,13 +111,19 @@ def methods_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     return tuple(_methods(json_beside(checkpoint, CONFIG)))
 
 
-def json_beside(checkpoint: Checkpoint, name: str, most: int = MOST_CONFIG) -> dict[str, Any]:
-    """Return the object in the JSON file `name` beside a local checkpoint; empty if none has at most `most` bytes."""
+def file_beside(checkpoint: Checkpoint, name: str) -> str | None:
+    """Return the path of the file `name` beside a local checkpoint, or in its folder; None if there is none."""
     if not is_local(checkpoint.path):
-        return {}
+        return None
     path = as_path(checkpoint.path)
     file = str((path if found_as(checkpoint.path) == "folder" else path.parent) / name)
-    if found_as(file) != "file":
+    return file if found_as(file) == "file" else None
+
+
+def json_beside(checkpoint: Checkpoint, name: str, most: int = MOST_CONFIG) -> dict[str, Any]:
+    """Return the object in the JSON file `name` beside a local checkpoint; empty if none has at most `most` bytes."""
+    file = file_beside(checkpoint, name)
+    if file is None:
         return {}
     # Most files have none beside them, and are described faster without this import.
     from ckptfix.formats.json_files import json_object

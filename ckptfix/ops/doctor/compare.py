@@ -41,6 +41,7 @@ from ckptfix.ops.doctor.message_side import (
     module_of,
     pruned,
 )
+from ckptfix.ops.rename import by_table
 from ckptfix.words import plural
 
 STRICT = frozenset(("torch", "torch before 0.4", "vLLM", "llama.cpp", "Megatron", ""))
@@ -340,6 +341,8 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: Ans
         new = {name for _, _, news in fused for name in news}
         rest = [name for name in rest if current[name] not in used]
         left = [name for name in left if name not in new]
+    if left and _say_table(checkpoint, side, missing, answer):
+        return
     taken = {name for _, olds, _ in fused for name in olds}
     loose = [current[name] for name in side.over if current[name] not in {*result.made, *taken}]
     if 2 * len(left) > len(missing) and solve.contradicts(left, loose) and not _fused_biases(left, rest):
@@ -390,6 +393,20 @@ def _say_fused_norm(left: Sequence[str], rest: Sequence[str], answer: Answer) ->
         answer.say("model-side", f"the file was saved after its convolutions were fused with their BatchNorm: it has "
                    f"{biases[0]}, and the model {norm}", "fuse the model too before loading (model.fuse()), or use "
                    "a file that was saved before; fused layers cannot be taken apart")  # fmt: skip
+
+
+def _say_table(checkpoint: Checkpoint, side: MessageSide, missing: Sequence[str], answer: Answer) -> bool:
+    """Report the table of names that makes all missing keys of the file's; return whether there is one."""
+    names = by_table.names_making(checkpoint, missing, side.over, side.at)
+    if names is None:
+        return False
+    old, new = names.split(":")
+    what = f"all {plural(len(missing), 'missing key')} of the message"
+    message = f"the file has the names of {old}, and the model those of {new}: a table of names makes {what}"
+    answer.subs, answer.lines = (), []
+    answer.say("library-names", message, step("rename", names=names))
+    answer.solved = len(missing) + len(side.over)
+    return True
 
 
 def _say_unlike(missing: Sequence[str], over: Sequence[str], answer: Answer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from ckptfix.ops import any_source
 from ckptfix.ops.any_source import PlannedCommand
 from ckptfix.ops.chain import Chain
 from ckptfix.ops.choose import chosen_sites
-from ckptfix.ops.quantized import json_beside
+from ckptfix.ops.quantized import file_beside, json_beside
 from ckptfix.ops.rename.run import text_in
 from ckptfix.ops.rename.transform import TransformedTensors
 from ckptfix.ops.writing import Result, WriteOptions
@@ -35,6 +35,9 @@ R = TypeVar("R", bound=Result)
 CONFIGS = ("config.json", "params.json", "lit_config.json")
 """Files beside a checkpoint that state the sizes of its model: of transformers, of Meta, of old LitGPT."""
 
+ARGUMENTS = ("common.pt",)
+"""Torch files in the folder of a checkpoint that hold the arguments of its run: of Megatron's torch_dist."""
+
 SIZES: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "n_heads", "n_head", "num_heads"),
     "kv": ("num_key_value_heads", "n_kv_heads", "n_query_groups", "num_query_groups", "num_kv_heads"),
@@ -42,6 +45,19 @@ SIZES: Mapping[str, tuple[str, ...]] = {
 """Size in a rules file -> the names that configurations have for it; any other size has its own name there."""
 
 NO_HEADS = Heads()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The file that the user named, whose configuration counts.
+
+    Attributes:
+        path: its name: a config.json is beside it.
+        read: the file that is read: the one at `path`, or what was unpacked from it.
+    """
+
+    path: StrPath
+    read: StrPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +84,7 @@ def route_of(
     at: str | None = None,
     heads: Heads = NO_HEADS,
     reverse: bool = False,
-    origin: StrPath | Checkpoint | None = None,
+    origin: Origin | None = None,
 ) -> tuple[RouteStep, ...]:
     """Return the conversions for a checkpoint, one or two.
 
@@ -76,7 +92,7 @@ def route_of(
         names: ``"FROM:TO"``, or ``"TO"`` if the keys show the rest; None for a file of one conversion.
         rules: a file of rules, in place of the tables of the package.
         lines: lines of such a file, in place of it.
-        origin: the file whose configuration counts, if `source` is a planned one.
+        origin: the file that the user named, if `source` is a planned one.
 
     Raises:
         Refused: no table fits, or a size is not known; the error names the first key that does not fit.
@@ -90,11 +106,15 @@ def route_of(
         if not one.needs:
             return (RouteStep(one, made),)
         with _opened(source, at) as checkpoint:
-            return (RouteStep(one, one.rules(_sizes(checkpoint, (one,), heads, origin or source))),)
+            return (RouteStep(one, one.rules(_sizes(checkpoint, (one,), heads, origin or _origin(source)))),)
     own = None if rules is None else tables.conversions(text_in(file_name(rules)), file_name(rules))
     family, old, new = pair_of(names)
     with _opened(source, at) as checkpoint:
-        return steps(checkpoint, old, new, family=family, at=at, heads=heads, rows=own, origin=origin or source)
+        return steps(checkpoint, old, new, family=family, at=at, heads=heads, rows=own, origin=origin or _origin(source))
+
+
+def _origin(source: StrPath | Checkpoint) -> Origin | None:
+    return None if isinstance(source, Checkpoint) else Origin(source, source)
 
 
 def between(
@@ -119,15 +139,44 @@ def names_for(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], at:
 
     The sizes that the table needs must be known.
     """
+    return next(
+        (
+            names
+            for names, made in _made_by_tables(checkpoint, at)
+            if made and all(wanted.get(key) == shape for key, shape in made.items())
+        ),
+        None,
+    )
+
+
+def names_making(
+    checkpoint: Checkpoint, wanted: Collection[str], unwanted: Collection[str], at: str | None = None
+) -> str | None:
+    """Return the ``FROM:TO`` of the package's tables after which a checkpoint has all `wanted` keys; None without.
+
+    The sizes that the table needs must be known, and none of the keys may be `unwanted`.
+    """
+    return next(
+        (
+            names
+            for names, made in _made_by_tables(checkpoint, at)
+            if all(key in made for key in wanted) and not any(key in made for key in unwanted)
+        ),
+        None,
+    )
+
+
+def _made_by_tables(checkpoint: Checkpoint, at: str | None) -> Iterator[tuple[str, Mapping[str, tuple[int, ...]]]]:
+    """Yield the keys and shapes after each single conversion that fits a checkpoint, with its ``FROM:TO``."""
     keys = list(_keys(checkpoint, at))
     rows = [row for one in tables.shipped() for row in (one, one.turned())]
-    for old, new in dict.fromkeys((row.old, row.new) for row in rows if not row.rules().unmatched(keys)[0]):
+    # A table that lacks one of a few keys needs no look at all of them.
+    likely = (row for row in rows if not row.rules().unmatched(keys[:3])[0])
+    fitting = [row for row in likely if not row.rules().unmatched(keys)[0]]
+    for old, new in dict.fromkeys((row.old, row.new) for row in fitting):
         with suppress(CkptfixError):
             after = converted(checkpoint, steps(checkpoint, old, new, at=at), at)
-            made = {entry.key: entry.shape for entry in _entries(after, at)}
-            if made and all(wanted.get(key) == shape for key, shape in made.items()):
-                return f"{old}:{new}"
-    return None
+            yield f"{old}:{new}", {entry.key: entry.shape for entry in _entries(after, at)}
 
 
 def _only(text: str, path: str) -> NameConversion:
@@ -173,7 +222,7 @@ def steps(
     at: str | None = None,
     heads: Heads = NO_HEADS,
     rows: Sequence[NameConversion] | None = None,
-    origin: StrPath | Checkpoint | None = None,
+    origin: Origin | None = None,
 ) -> tuple[RouteStep, ...]:
     """Return the conversions from the names of `old`, or of any ecosystem, to those of `new` that fit the checkpoint.
 
@@ -280,9 +329,9 @@ def _keys(checkpoint: Checkpoint, at: str | None) -> Iterable[str]:
     return dict.fromkeys(entry.key for entry in _entries(checkpoint, at))
 
 
-def json_beside_of(origin: StrPath | Checkpoint | None, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
+def json_beside_of(origin: Origin | None, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
     """Return the object in a JSON file next to the file that the user named; empty if it does not exist."""
-    path = checkpoint.path if origin is None or isinstance(origin, Checkpoint) else os.fspath(origin)
+    path = checkpoint.path if origin is None else os.fspath(origin.path)
     try:
         return json_beside(replace(checkpoint, path=formats.located(path)), name)
     except CkptfixError:
@@ -290,7 +339,7 @@ def json_beside_of(origin: StrPath | Checkpoint | None, checkpoint: Checkpoint, 
 
 
 def _sizes(
-    checkpoint: Checkpoint, way: Sequence[NameConversion], heads: Heads, origin: StrPath | Checkpoint | None
+    checkpoint: Checkpoint, way: Sequence[NameConversion], heads: Heads, origin: Origin | None
 ) -> Mapping[str, int]:
     """Return the sizes that these conversions need, as far as they are known.
 
@@ -320,18 +369,22 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _holders(checkpoint: Checkpoint, origin: StrPath | Checkpoint | None) -> Iterator[Mapping[str, Any]]:
+def _holders(checkpoint: Checkpoint, origin: Origin | None) -> Iterator[Mapping[str, Any]]:
     """Yield what may state the sizes of the model: files beside the checkpoint, then arguments in it."""
     for name in CONFIGS:
         config = json_beside_of(origin, checkpoint, name)
         inner = config.get("text_config")
         yield config
         yield inner if isinstance(inner, dict) else {}
-    if origin is not None and not isinstance(origin, Checkpoint):
+    if origin is not None:
         # A planned file may be in a format that holds tensors alone.
         with suppress(CkptfixError):
-            checkpoint = formats.open_checkpoint(formats.located(os.fspath(origin)))
+            checkpoint = formats.open_checkpoint(formats.located(os.fspath(origin.read)))
     yield from _arguments(checkpoint)
+    for name in ARGUMENTS:
+        with suppress(CkptfixError):
+            if (file := file_beside(checkpoint, name)) is not None:
+                yield from _arguments(formats.open_checkpoint(file))
 
 
 def _arguments(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
