@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,64 @@ def lightning(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     return {"hyper_parameters": {"n_head": 4, "n_query_groups": 2}, "state_dict": state}
 
 
-@pytest.mark.parametrize("states", [config, params, megatron, lightning])
+def titan(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    return {"model": state, "model_args": {"dim": 8, "n_heads": 4, "n_kv_heads": 2}}
+
+
+@pytest.mark.parametrize("states", [megatron, lightning, titan])
+@pytest.mark.parametrize("packed", ["gzip", "zip"])
+def test_heads_in_a_packed_file(
+    states: Callable[[Path, dict[str, Any]], dict[str, Any]], packed: str, llama: Path, tmp_path: Path
+) -> None:
+    """The output holds tensors alone, so that the arguments are those of the file that was unpacked."""
+    torch.save(states(llama.parent, torch.load(llama, weights_only=True)), llama)
+    source = llama.with_suffix(f".pth.{packed}")
+    if packed == "gzip":
+        source.write_bytes(gzip.compress(llama.read_bytes()))
+    else:
+        with zipfile.ZipFile(source, "w") as archive:
+            archive.write(llama, "llama.pth")
+    llama.unlink()
+    out = tmp_path / "litgpt.safetensors"
+    ckptfix.convert(source, out, names="litgpt")
+    ckptfix.convert(source, tmp_path / "stated.safetensors", names="litgpt", heads=4, kv_heads=2)
+    assert ckptfix.diff(out, tmp_path / "stated.safetensors").same
+    assert sorted(path.name for path in llama.parent.iterdir()) == [source.name]
+
+
+def test_a_packed_file_without_arguments_is_refused(cli: Cli, llama: Path, tmp_path: Path) -> None:
+    source = llama.with_suffix(".pth.gz")
+    source.write_bytes(gzip.compress(llama.read_bytes()))
+    done = cli("convert", source, tmp_path / "out.safetensors", "--names", "litgpt")
+    assert done.exit_code == 2 and "--heads N" in done.stderr and not (tmp_path / "out.safetensors").exists()
+
+
+def test_heads_of_a_quantized_file(llama: Path, tmp_path: Path) -> None:
+    """The weights are made plain first, and the arguments are those of the quantized file."""
+    state = torch.load(llama, weights_only=True)
+    codes = "model.layers.0.self_attn.q_proj.weight"
+    state[codes] = state[codes].to(torch.float8_e4m3fn)
+    state[f"{codes}_scale_inv"] = torch.full((1, 1), 2.0)
+    torch.save(megatron(llama.parent, state), llama)
+    plain, out = tmp_path / "plain.safetensors", tmp_path / "out.safetensors"
+    ckptfix.convert(llama, out, names="meta", dequantize=True)
+    ckptfix.convert(llama, plain, dequantize=True)
+    assert ckptfix.diff(plain, out, names="hf:meta", heads=4, kv_heads=2).same
+
+
+def test_heads_of_a_torch_dist_folder(cli: Cli, llama: Path, tmp_path: Path) -> None:
+    """Megatron states them in common.pt, and a tensor of the folder holds all layers."""
+    stacked, folder = tmp_path / "stacked.pth", tmp_path / "iter_0000001"
+    ckptfix.rename(llama, stacked, names="hf:megatron-dist", heads=4, kv_heads=2)
+    ckptfix.convert(stacked, folder, to="dcp")
+    assert cli("convert", folder, tmp_path / "no.safetensors", "--names", "hf").exit_code == 2
+    torch.save({"iteration": 1, **megatron(folder, {})}, folder / "common.pt")
+    done = cli("convert", folder, tmp_path / "hf.safetensors", "--names", "hf")
+    assert done.exit_code == 0
+    assert ckptfix.diff(llama, tmp_path / "hf.safetensors").same
+
+
+@pytest.mark.parametrize("states", [config, params, megatron, lightning, titan])
 def test_heads_are_found(states: Callable[[Path, dict[str, Any]], dict[str, Any]], llama: Path, tmp_path: Path) -> None:
     torch.save(states(llama.parent, torch.load(llama, weights_only=True)), llama)
     ckptfix.rename(llama, tmp_path / "found.pth", names="hf:litgpt")
@@ -185,3 +244,37 @@ def test_doctor_proposes_the_table(cli: Cli, llama: Path, tmp_path: Path) -> Non
     assert "--names meta:hf" in done.stdout
     assert cli("fix", meta, tmp_path / "fixed.pth", "--like", llama).exit_code == 0
     assert cli("diff", tmp_path / "fixed.pth", llama).exit_code == 0
+
+
+EXPERTS = {
+    **{key: shape for key, shape in LLAMA.items() if ".mlp." not in key},
+    "model.layers.0.block_sparse_moe.gate.weight": (2, 8),
+    **{f"model.layers.0.block_sparse_moe.experts.{expert}.{name}.weight": shape for expert in range(2)
+       for name, shape in (("w1", (6, 8)), ("w2", (8, 6)), ("w3", (6, 8)))},
+}  # fmt: skip
+"""A layer of Mixtral with two experts, as its files have them."""
+
+
+@pytest.mark.parametrize("names", ["hf:transformers5", "transformers5:hf"])
+def test_doctor_shows_the_table_that_makes_the_missing_keys(cli: Cli, tmp_path: Path, names: str) -> None:
+    """transformers 5 holds all experts in one tensor. The message alone shows it, and the command does what it says."""
+    files = {one: tmp_path / f"{one}.pth" for one in names.split(":")}
+    torch.save({name: torch.randn(shape) for name, shape in EXPERTS.items()}, files["hf"])
+    ckptfix.rename(files["hf"], files["transformers5"], names="hf:transformers5")
+    have, want = (torch.load(file, weights_only=True) for file in files.values())
+    sides = ("Missing", want.keys() - have.keys()), ("Unexpected", have.keys() - want.keys())
+    text = "Error(s) in loading state_dict for MixtralForCausalLM:\n" + "".join(
+        f"\t{side} key(s) in state_dict: {', '.join(map(json.dumps, sorted(keys)))}. \n" for side, keys in sides
+    )
+    source = next(iter(files.values()))
+    report = ckptfix.doctor(source, error=text)
+    (finding,) = [row for row in report.findings if row.id == "library-names"]
+    assert names in str(finding.fix)
+    made = tmp_path / "made.pth"
+    done = cli("doctor", source, "--error", text)
+    assert f"--names {names}" in done.stdout
+    ckptfix.rename(source, made, names=names)
+    assert ckptfix.diff(made, files[names.split(":")[1]]).same
+    odd = text.replace("model.layers.0.self_attn", "model.layers.0.other")
+    odd = odd.replace("Missing key(s) in state_dict: ", 'Missing key(s) in state_dict: "model.other.weight", ')
+    assert "--names" not in cli("doctor", source, "--error", odd).stdout

@@ -6,6 +6,7 @@ Megatron-Core needs no GPU here: its random states for dropout, which only CUDA 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from real.test_rules import library
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import ckptfix
@@ -72,8 +74,6 @@ def hf(family: str, **more: Any) -> Any:
 
 def files_of(model: Any, folder: Path) -> dict[str, Tensor]:
     """The tensors that save_pretrained writes: not those in memory, since transformers 5."""
-    from safetensors.torch import load_file
-
     model.save_pretrained(folder / "saved")
     return load_file(folder / "saved/model.safetensors")
 
@@ -242,10 +242,11 @@ MODEL = ("position_embedding_type", "share_embeddings_and_output_weights", "rota
 """Arguments of the model; all others are of its configuration."""
 
 
-@pytest.mark.parametrize("family", MEGATRON)
-def test_megatron(
-    family: str, tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+@pytest.fixture
+def megatron(
+    one_process: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Callable[[str], Any]:
+    """Make a model of Megatron-Core for a family."""
     library("megatron.core")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
     from megatron.core import parallel_state
@@ -259,26 +260,80 @@ def test_megatron(
     monkeypatch.setattr(moe_utils, "te_general_gemm", None, raising=False)
     parallel_state.initialize_model_parallel(1, 1)
     request.addfinalizer(parallel_state.destroy_model_parallel)
-    own = {name: value for name, value in MEGATRON[family].items() if name not in MODEL}
-    config = TransformerConfig(
-        num_layers=2, hidden_size=32, num_attention_heads=4, use_cpu_initialization=True, hidden_dropout=0,
-        attention_dropout=0, masked_softmax_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False,
-        gradient_accumulation_fusion=False, layernorm_epsilon=1e-5, **own,
-    )  # fmt: skip
-    layers = get_gpt_layer_local_spec(
-        num_experts=own.get("num_moe_experts"), moe_grouped_gemm=False, qk_layernorm=own.get("qk_layernorm", False),
-        normalization=config.normalization,
-    )  # fmt: skip
-    of_model = {"position_embedding_type": "rope", "share_embeddings_and_output_weights": False}
-    of_model |= {name: value for name, value in MEGATRON[family].items() if name in MODEL}
-    other = GPTModel(config, layers, vocab_size=64, max_sequence_length=64, **of_model).eval()
+
+    def make(family: str) -> Any:
+        own = {name: value for name, value in MEGATRON[family].items() if name not in MODEL}
+        config = TransformerConfig(
+            num_layers=2, hidden_size=32, num_attention_heads=4, use_cpu_initialization=True, hidden_dropout=0,
+            attention_dropout=0, masked_softmax_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False,
+            gradient_accumulation_fusion=False, layernorm_epsilon=1e-5, **own,
+        )  # fmt: skip
+        layers = get_gpt_layer_local_spec(
+            num_experts=own.get("num_moe_experts"), moe_grouped_gemm=False,
+            qk_layernorm=own.get("qk_layernorm", False), normalization=config.normalization,
+        )  # fmt: skip
+        of_model = {"position_embedding_type": "rope", "share_embeddings_and_output_weights": False}
+        of_model |= {name: value for name, value in MEGATRON[family].items() if name in MODEL}
+        return GPTModel(config, layers, vocab_size=64, max_sequence_length=64, **of_model).eval()
+
+    return make
+
+
+def heads_of_megatron(family: str) -> dict[str, int]:
+    return {} if family == "gpt_neox" else {"heads": 4} if family == "gpt2" else HEADS
+
+
+@pytest.mark.parametrize("family", MEGATRON)
+def test_megatron(family: str, tmp_path: Path, megatron: Callable[[str], Any]) -> None:
+    other = megatron(family)
     model = hf(family, **({"use_parallel_residual": False} if family == "gpt_neox" else {}))
-    heads = {} if family == "gpt_neox" else {"heads": 4} if family == "gpt2" else HEADS
-    state = converted(files_of(model, tmp_path), "hf:megatron-local", tmp_path, **heads)
+    state = converted(files_of(model, tmp_path), "hf:megatron-local", tmp_path, **heads_of_megatron(family))
     assert state.keys() == {name for name in other.state_dict() if "_extra_state" not in name}
     other.load_state_dict(state, strict=False)
     mask = torch.triu(torch.ones(9, 9, dtype=torch.bool), 1)[None, None]
     assert close(other(TOKENS, torch.arange(9)[None].expand(2, 9), mask), logits(model))
+
+
+@pytest.mark.parametrize("family", [name for name in MEGATRON if name != "mistral"])
+def test_torch_dist_of_megatron(
+    family: str, tmp_path: Path, megatron: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that Megatron-Core writes: a tensor holds all layers, and common.pt the numbers of heads."""
+    model = filled(megatron(family))
+    from megatron.core import dist_checkpointing
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    heads = heads_of_megatron(family)
+    args = argparse.Namespace(num_attention_heads=4, num_query_groups=2, group_query_attention="kv_heads" in heads)
+    folder = tmp_path / "iter_0000001"
+    folder.mkdir()
+    dist_checkpointing.save({"args": args, "model": model.sharded_state_dict()}, str(folder))
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    want = converted(tensors, "megatron-local:hf", tmp_path, **heads)
+    found, back, again = (tmp_path / f"{name}.safetensors" for name in ("found", "dist", "again"))
+    ckptfix.convert(folder, found, names="hf")
+    made = load_file(found)
+    assert made.keys() == want.keys() and all(torch.equal(made[name], want[name]) for name in want)
+    ckptfix.rename(found, back, names="hf:megatron-dist", **heads)
+    ckptfix.rename(back, again, names="megatron-dist:hf", **heads)
+    assert ckptfix.diff(found, again).same
+    saved = {key: value.shape for key, value in ckptfix.load_state_dict(folder).items() if isinstance(value, Tensor)}
+    old = ".mlp.linear_fc1.layer_norm_weight", ".pre_mlp_layernorm.weight"  # of TransformerEngine, with experts
+    moved = {name.replace(*old) if "num_moe_experts" in MEGATRON[family] else name: saved[name] for name in saved}
+    assert {key: value.shape for key, value in load_file(back).items()} == moved
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_executorch_makes_the_same(family: str, tmp_path: Path) -> None:
+    library("executorch.examples.models.qwen3.convert_weights")
+    if family == "qwen3":
+        from executorch.examples.models.qwen3.convert_weights import qwen_3_tune_to_meta as own
+    else:
+        from executorch.examples.models.qwen2_5.convert_weights import qwen_2_5_hf_to_meta as own
+    state = files_of(hf(family), tmp_path)
+    want = own(dict(state))
+    found = converted(state, "hf:meta", tmp_path)
+    assert found.keys() == want.keys() and all(torch.equal(found[name], want[name]) for name in want)
 
 
 def test_whisper(tmp_path: Path) -> None:
@@ -382,3 +437,68 @@ def test_diffusers_makes_the_same(name: str, build: Callable[[str], Any], front:
     original = converted(want, "diffusers:original", tmp_path)
     found = own({f"{front}{key}": value for key, value in original.items()}, config=dict(model.config))
     assert found.keys() == want.keys() and all(torch.equal(found[key], want[key]) for key in want)
+
+
+def test_old_names_of_a_vae(tmp_path: Path) -> None:
+    """diffusers itself gives the attention of old files its new names when it loads them."""
+    model = filled(vae("sd_vae"))
+    want = model.state_dict()
+    old = converted(want, "diffusers:diffusers-old", tmp_path)
+    assert sum(".proj_attn." in name for name in old) == 4
+    model._fix_state_dict_keys_on_load(old)
+    assert old.keys() == want.keys() and all(torch.equal(old[key], want[key]) for key in want)
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl"])
+def test_the_parts_of_a_single_file(name: str, tmp_path: Path) -> None:
+    """As the page of the tables says: each part out of the file, and the file of its parts again."""
+    transformers = library("transformers")
+    library("open_clip")
+    from diffusers.loaders import single_file_utils
+    from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
+
+    text = transformers.CLIPTextConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256, vocab_size=64,
+        max_position_embeddings=8,
+    )  # fmt: skip
+    first = filled(transformers.CLIPTextModel(text)).state_dict()
+    first = {f"text_model.{key.removeprefix('text_model.')}": value for key, value in first.items()}
+    tower = CLIPTextCfg(context_length=8, vocab_size=64, width=64, heads=4, layers=2)
+    vision = CLIPVisionCfg(layers=1, width=64, head_width=16, patch_size=8, image_size=32)
+    second = {key: value for key, value in filled(CLIP(64, vision, tower)).state_dict().items()
+              if not key.startswith("visual.") and key != "logit_scale"}  # fmt: skip
+    parts = {
+        "unet": ("model.diffusion_model", "diffusers", filled(unet(f"{name}_unet")).state_dict()),
+        "vae": ("first_stage_model", "diffusers", filled(vae("sd_vae")).state_dict()),
+    }
+    places = {"sd": "cond_stage_model.transformer", "sdxl": "conditioner.embedders.0.transformer"}
+    whole: dict[str, Tensor] = {f"{places[name]}.{key}": value for key, value in first.items()}
+    for part, (prefix, _, state) in parts.items():
+        (tmp_path / part).mkdir()
+        original = converted(state, "diffusers:original", tmp_path / part)
+        whole |= {f"{prefix}.{key}": value for key, value in original.items()}
+    if name == "sdxl":
+        prefix = "conditioner.embedders.1.model"
+        whole |= {f"{prefix}.{key}": value for key, value in second.items()}
+        model = transformers.CLIPTextModelWithProjection(text)
+        own = single_file_utils.convert_open_clip_checkpoint(model, dict(whole), prefix=f"{prefix}.")
+        parts["text_encoder_2"] = prefix, "hf", own
+    file = tmp_path / f"{name}.safetensors"
+    save_file({key: value.contiguous() for key, value in whole.items()}, file)
+    files = []
+    for part, (prefix, names, want) in parts.items():
+        found, back, front = (tmp_path / f"{part}.{word}.safetensors" for word in ("found", "back", "front"))
+        ckptfix.convert(file, found, names=names, keep=[f"{prefix}.*"], strip_prefix=prefix)
+        made = load_file(found)
+        assert made.keys() == want.keys() and all(torch.equal(made[key], want[key]) for key in want)
+        ckptfix.convert(found, back, names="openai" if names == "hf" else "original")
+        ckptfix.add_module(back, front, prefix=prefix)
+        files.append(front)
+    text_file = tmp_path / "text.safetensors"
+    ckptfix.convert(file, text_file, keep=[f"{places[name]}.*"], strip_prefix=places[name])
+    made, own = load_file(text_file), single_file_utils.convert_ldm_clip_checkpoint(dict(whole))
+    assert made.keys() == own.keys() == first.keys() and all(torch.equal(made[key], own[key]) for key in own)
+    ckptfix.add_module(text_file, tmp_path / "text.front.safetensors", prefix=places[name])
+    ckptfix.merge([*files, tmp_path / "text.front.safetensors"], tmp_path / "again.safetensors")
+    again = load_file(tmp_path / "again.safetensors")
+    assert again.keys() == whole.keys() and all(torch.equal(again[key], whole[key]) for key in whole)

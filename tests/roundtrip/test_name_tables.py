@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import ckptfix
+from ckptfix.errors import Refused
 from ckptfix.names import tables
 from ckptfix.names.tables import NameConversion
 
@@ -62,13 +63,30 @@ def digest(tensors: dict[str, Array]) -> str:
     return text.hexdigest()[:16]
 
 
+def alone(name: str) -> tuple[str, str, str]:
+    """The hub, the other ecosystem, and the lines of a row: of the one that leads on to the hub too, if it does not."""
+    row = ROWS[name]
+    hub = hub_of(row.family)
+    if hub in row.names:
+        return hub, next(one for one in row.names if one != hub), row.text
+    other, between = row.names
+    following = next(one for one in ROWS.values() if one.family == row.family and one.names == (between, hub))
+    return hub, other, f"# family: {row.family}\n{row.text}\n{following.text}"
+
+
+def sides(name: str, tmp_path: Path) -> tuple[Path, list[tuple[str, str]]]:
+    """The rules of a row as a user's own file, since alternatives of one pair are tried alone; and its two ways."""
+    hub, other, text = alone(name)
+    rules = tmp_path / "own.rules"
+    rules.write_text(text)
+    return rules, [(hub, other), (other, hub)]
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_names_and_bytes(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
-    hub = hub_of(row.family)
-    other = next(one for one in row.names if one != hub)
-    rules = tmp_path / "own.rules"  # alternatives of one pair are tried alone, as a user's own file
-    rules.write_text(row.text)
+    hub, other, _ = alone(name)
+    rules, _ = sides(name, tmp_path)
     start = made(row.family)
     save_file(start, tmp_path / "hub.safetensors")
     ways = {"there": f"{hub}:{other}", "back": f"{other}:{hub}"}
@@ -84,13 +102,34 @@ def test_names_and_bytes(name: str, tmp_path: Path) -> None:
     assert digest(there) == DIGESTS[name]
 
 
+ODD = "encoder.of_another_family.3.weight"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_key_without_a_line_is_refused(name: str, tmp_path: Path) -> None:
+    """In both directions, with the key named; the tables of the package refuse it too, and nothing is written."""
+    rules, ways = sides(name, tmp_path)
+    heads = heads_of(ROWS[name].family)
+    files = [tmp_path / f"{one}.safetensors" for one in ("hub", "there", "odd")]
+    save_file(made(ROWS[name].family), files[0])
+    ckptfix.rename(files[0], files[1], names=":".join(ways[0]), rules=rules, **heads)
+    for (old, new), source in zip(ways, files, strict=False):
+        save_file({**load_file(source), ODD: np.zeros(2, np.float32)}, files[2])
+        for more in ({"rules": rules}, {}):
+            with pytest.raises(Refused) as error:
+                ckptfix.rename(files[2], tmp_path / "no", names=f"{old}:{new}", **heads, **more)
+            assert error.value.where == ODD and repr(ODD) in str(error.value)
+        assert not (tmp_path / "no").exists()
+
+
 def test_every_table_is_listed_and_described() -> None:
     folder = Path(tables.__file__).parent
     assert sorted(path.stem for path in folder.glob("*.rules")) == sorted(tables.FAMILIES)
     for one in tables.shipped():
         assert {"family", "models", "versions", "source"} <= one.about.keys(), one
         assert one.family == one.path.removesuffix(".rules")
-        assert hub_of(one.family) in one.names
+        assert hub_of(one.family) in (*one.names, *(name for row in tables.shipped() if row.family == one.family
+                                                    and one.new == row.old for name in row.names))  # fmt: skip
 
 
 def test_every_row_has_a_digest() -> None:
