@@ -116,8 +116,8 @@ CHANGES: tuple[LibraryChange, ...] = (
         "huggingface/transformers#44431",
     ),
     LibraryChange(
-        "vit", "transformers 5", "ViT's encoder.layer.N.attention.attention.query became layers.N.attention.q_proj, and "
-        "intermediate.dense mlp.fc1",
+        "vit", "transformers 5", "ViT's encoder.layer.N.attention.attention.query became layers.N.attention.q_proj, "
+        "and intermediate.dense mlp.fc1",
         ((r"(^|[.])encoder[.]layer[.](\d+)[.]", r"\1layers.\2."), *_VIT_ATTENTION,
          ("[.]intermediate[.]dense[.]", ".mlp.fc1."), (r"([.]\d+)[.]output[.]dense[.]", r"\1.mlp.fc2.")),
         ((r"([.]\d+)[.]mlp[.]fc2[.]", r"\1.output.dense."), ("[.]mlp[.]fc1[.]", ".intermediate.dense."),

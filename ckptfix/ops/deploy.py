@@ -84,7 +84,7 @@ def _named(
     at: str | None = None,
     **how: Any,
 ) -> RenameResult:
-    """Write the model with the names of another library; its sizes are those stated beside `origin` or in `unpacked`."""
+    """Write the model with the names of another library; `origin` or `unpacked` states its sizes."""
     from ckptfix.align.fused import Heads
     from ckptfix.ops.rename import by_table
 

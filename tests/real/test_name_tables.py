@@ -279,7 +279,7 @@ def megatron(
     return make
 
 
-def heads_of_megatron(family: str) -> dict[str, int]:
+def heads_of_megatron(family: str) -> dict[str, Any]:
     return {} if family == "gpt_neox" else {"heads": 4} if family == "gpt2" else HEADS
 
 

@@ -109,8 +109,9 @@ def route_of(
             return (RouteStep(one, one.rules(_sizes(checkpoint, (one,), heads, origin or _origin(source)))),)
     own = None if rules is None else tables.conversions(text_in(file_name(rules)), file_name(rules))
     family, old, new = pair_of(names)
+    origin = origin or _origin(source)
     with _opened(source, at) as checkpoint:
-        return steps(checkpoint, old, new, family=family, at=at, heads=heads, rows=own, origin=origin or _origin(source))
+        return steps(checkpoint, old, new, family=family, at=at, heads=heads, rows=own, origin=origin)
 
 
 def _origin(source: StrPath | Checkpoint) -> Origin | None:
