@@ -115,9 +115,9 @@ def test_a_key_without_a_line_is_refused(name: str, tmp_path: Path) -> None:
     ckptfix.rename(files[0], files[1], names=":".join(ways[0]), rules=rules, **heads)
     for (old, new), source in zip(ways, files, strict=False):
         save_file({**load_file(source), ODD: np.zeros(2, np.float32)}, files[2])
-        for more in ({"rules": rules}, {}):
+        for own in (rules, None):
             with pytest.raises(Refused) as error:
-                ckptfix.rename(files[2], tmp_path / "no", names=f"{old}:{new}", **heads, **more)
+                ckptfix.rename(files[2], tmp_path / "no", names=f"{old}:{new}", rules=own, **heads)
             assert error.value.where == ODD and repr(ODD) in str(error.value)
         assert not (tmp_path / "no").exists()
 
