@@ -16,8 +16,8 @@ from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS
 from ckptfix.formats.base import Format
 
-FormatName = Literal["zip", "torch", "legacy", "safetensors", "hf", "dcp", "megatron", "meta", "consolidated"]
-"""A format that can be written; ``"torch"`` means zip, and ``"meta"`` Meta's files, which are called consolidated."""
+FormatName = Literal["zip", "torch", "legacy", "safetensors", "hf", "dcp", "megatron", "meta"]
+"""A format that can be written; ``"torch"`` means zip."""
 
 ALIASES = {
     "torch": "zip",
@@ -26,7 +26,6 @@ ALIASES = {
     "pytorch": "zip",
     "st": "safetensors",
     "huggingface": "hf",
-    "meta": "consolidated",
 }
 
 

@@ -16,6 +16,7 @@ from ckptfix.checkpoint import ByteRange, Derived, Segment
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.io.derived import BLOCK
+from ckptfix.io.read import ROWS
 from ckptfix.io.source import Readers
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class _Tiling:
                     block[(slice(None), *box)] = numpy.frombuffer(data, kind).reshape(chunk.sizes)
             yield block.tobytes()
 
-        return Derived(count * row, made, "rows of several chunks", tuple(chunk.data for chunk in chunks))
+        return Derived(count * row, made, ROWS, tuple(chunk.data for chunk in chunks))
 
 
 def _edges(chunk: Chunk, axis: int) -> tuple[int, int]:

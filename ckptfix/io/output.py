@@ -8,20 +8,21 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
 from dataclasses import field
 from functools import partial
 from io import FileIO
+from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from ckptfix import platform
-from ckptfix.checkpoint import ByteRange, OutputFile
+from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Segment
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import WouldOverwrite, WriteFailed
 from ckptfix.io.copy import Saw, Sink
 from ckptfix.io.durable import NO_LINKS, Kept, adopt_mode, identity, persist
-from ckptfix.io.read import read_chunks
+from ckptfix.io.read import ROWS, read_chunks
 from ckptfix.io.source import forget
 from ckptfix.io.sources import Sources
 from ckptfix.io.system import named
@@ -34,6 +35,9 @@ SYNC_EVERY = 64 << 20
 
 WORTH_A_THREAD = 1 << 20
 """The smallest file, in bytes, whose end is synced while the next file is written."""
+
+MOST_BLOCKS = 2
+"""The most blocks of rows that are made before they can be written."""
 
 MOST_ENDING = 4
 """The most complete files that can wait for the disk."""
@@ -115,6 +119,23 @@ def _end(file: FileIO) -> None:
         platform.sync(file.fileno())
 
 
+def _is_block(segment: Segment) -> bool:
+    return isinstance(segment, Derived) and segment.what == ROWS
+
+
+def _blocks(segments: Iterable[Segment]) -> Iterator[bytes]:
+    """Yield the bytes of blocks of rows; threads read and assemble the next blocks while one is written."""
+    from ckptfix.io.threads import Workers
+
+    with closing(Workers(MOST_BLOCKS).run(_block, segments)) as made:
+        for chunks in made:
+            yield from chunks
+
+
+def _block(segment: Segment) -> list[bytes]:
+    return [segment] if isinstance(segment, bytes) else list(read_chunks(segment))
+
+
 @dataclass(slots=True)
 class OutputWriter:
     """An output file in progress: its temporary file, the file that it replaces, and the way back."""
@@ -152,14 +173,19 @@ class OutputWriter:
                 advance(count)
 
             sink = Sink(fd, wrote, saw, advance)
-            for segment in self.file.segments:
-                if isinstance(segment, bytes):
-                    sink.add(segment)
-                elif isinstance(segment, ByteRange):
-                    sink.copy(sources[segment.path], segment.offset, segment.length)
-                else:
-                    for chunk in read_chunks(segment):
+            for blocks, segments in groupby(self.file.segments, _is_block):
+                if blocks:
+                    for chunk in _blocks(segments):
                         sink.add(chunk)
+                    continue
+                for segment in segments:
+                    if isinstance(segment, bytes):
+                        sink.add(segment)
+                    elif isinstance(segment, ByteRange):
+                        sink.copy(sources[segment.path], segment.offset, segment.length)
+                    else:
+                        for chunk in read_chunks(segment):
+                            sink.add(chunk)
             sink.flush()
             size = os.fstat(fd).st_size
             if size != self.file.nbytes:

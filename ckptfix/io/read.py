@@ -15,6 +15,9 @@ Progress = Callable[[int, int], None]
 CHECKSUM = "checksum"
 """`Derived.what` for a checksum of other bytes of the plan."""
 
+ROWS = "rows of several chunks"
+"""`Derived.what` for a block of rows that is read from several ranges, and can be made before it is needed."""
+
 
 def read_from(segment: Segment) -> tuple[ByteRange, ...]:
     """Return the ranges of real files that a segment consists of."""

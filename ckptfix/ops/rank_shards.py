@@ -33,7 +33,7 @@ from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
-from ckptfix.formats.members import NEMO_JOINS
+from ckptfix.formats.members import NEMO_FILE, NEMO_JOINS
 from ckptfix.formats.ranks.wrapped import is_dtensor, is_flat, wrapped_of
 from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
@@ -368,6 +368,8 @@ def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str)
         return None
     missing = f"several files hold the model: {place.name} is in {some(others)} too"
     rank = numbers[0] if len(numbers) == 1 else None
+    if place.name == NEMO_FILE:
+        return RankShard("model parallel", rank, len(ranks), missing, model, command("convert", above, "OUT.safetensors"), True)
     joins = _FOLDER_JOINS if place.name.startswith("model_") and place.suffix == ".pt" else NEMO_JOINS
     return RankShard("model parallel", rank, len(ranks), missing, model, joins)
 

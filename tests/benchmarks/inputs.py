@@ -216,6 +216,29 @@ def ranks(path: Path, scale: float) -> None:
             folder.add(f"blocks.{number}.fc.weight", parts)
 
 
+TENSOR_WIDTH = 4096
+
+
+def tensor_ranks(count: int, dim: int) -> Builder:
+    """A model of Meta's names in files of `count` ranks: 1.07 GB of bfloat16, cut along the dimension `dim`."""
+
+    def build(path: Path, scale: float) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        layers = max(2, round(32 * scale))
+        name, shape = ("wq", (TENSOR_WIDTH // count, TENSOR_WIDTH)) if dim == 0 else ("wo", (TENSOR_WIDTH, TENSOR_WIDTH // count))
+        path.mkdir()
+        sizes = {"dim": TENSOR_WIDTH, "n_layers": layers, "n_heads": 32}
+        (path / "params.json").write_text(json.dumps(sizes), encoding="utf-8")
+        for rank in range(count):
+            part = torch.randn(shape).to(torch.bfloat16)
+            state = {f"layers.{number}.attention.{name}.weight": part + number for number in range(layers)}
+            torch.save(state, path / f"consolidated.{rank:02d}.pth")
+
+    return build
+
+
 def many_ranks(path: Path, scale: float) -> None:
     """100,000 small tensors, each whole on one of 64 ranks."""
     import torch
@@ -298,6 +321,7 @@ INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "zero3": (zero3, ("big.pth",)),
     "tuned.safetensors": (tuned, ("plain.safetensors",)),
     "ranks": (ranks, ()),
+    **{f"tensor-ranks-{count}-{dim}": (tensor_ranks(count, dim), ()) for count in (4, 8) for dim in (0, 1)},
     "many-ranks": (many_ranks, ()),
     "sharded-ranks": (sharded_ranks, ()),
 }

@@ -75,7 +75,7 @@ def test_values_are_proposed(shell: str, tmp_path: Path, monkeypatch: pytest.Mon
     written(tmp_path / "ddp.pth", wrapped())
     written(tmp_path / "a.pth", state(w=(1, 2)))
     for line, expected in {
-        "ckptfix convert a.pth b.pth --to ": {"zip", "legacy", "safetensors", "hf", "dcp", "megatron", "consolidated"},
+        "ckptfix convert a.pth b.pth --to ": {"zip", "legacy", "safetensors", "hf", "dcp", "megatron", "meta"},
         "ckptfix extract a.pth --to sa": {"safetensors"},
         "ckptfix doctor --explain bad-": {id for id in ENTRIES if id.startswith("bad-")},
         "ckptfix doctor a.pth --fail-on n": {"never"},

@@ -8,15 +8,12 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from ckptfix.commands import quoted
+from ckptfix.commands import command, quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.foreign.file import INSTALL, Answer, UnknownFile
 from ckptfix.formats.members import (
     CHECKPOINTS,
     MEGATRON_FOLDER,
-    NEMO_FILE,
-    NEMO_FOLDER,
-    NEMO_JOINS,
     STEP_FOLDER,
     kind_of,
 )
@@ -125,6 +122,12 @@ def tar_archive(file: UnknownFile) -> Answer | None:
     if {"sys_info", "pickle", "storages"} <= {name.removeprefix("./") for name in names}:
         what = "a torch checkpoint from before torch 0.1.10 (a tar archive), without its file 'tensors'"
         return Answer("tar-archive", what, "no version of torch loads it: look for a different copy")
+    inside = {name.removeprefix("./") for name in names}
+    if "model_config.yaml" in inside and any(name.startswith("model_weights/") for name in inside):
+        own, folder = quoted(file.path), as_path(file.path).with_suffix("")
+        unpacked = command("convert", folder / "model_weights", "OUT.safetensors")
+        hint = f"unpack it: `mkdir {quoted(str(folder))} && tar -xf {own} -C {quoted(str(folder))}`, then `{unpacked}`"
+        return Answer("tar-archive", "an archive of NeMo with a distributed checkpoint in its folder model_weights", hint)
     return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}")
 
 
@@ -209,10 +212,6 @@ def folder(path: str) -> Answer:
     if saves:
         hint = f"name the folder of one of them: {quoted(str(saves[-1]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder: a run of Megatron-LM with {plural(len(saves), 'save')}", hint)
-    ranks = [entry for entry in inner if NEMO_FOLDER.fullmatch(entry.name) and (entry / NEMO_FILE).is_file()]
-    if ranks:
-        what = f"a folder: parts of a model of NeMo for {plural(len(ranks), 'rank')}"
-        return Answer("no-checkpoint", what, NEMO_JOINS)
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
     below = [entry.name for entry in inner if any(_is_likely(name) for name in _names(entry))]
     if found:

@@ -32,6 +32,7 @@ from ckptfix.formats.members import MEGATRON_FOLDER, STEP_FOLDER
 from ckptfix.formats.torch.common import PickledObject, pickled_object
 from ckptfix.formats.torch.state import fields
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
+from ckptfix.io.layers import WindowName
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import is_folder, is_place, mark
 from ckptfix.io.virtual_files import PlannedFile
@@ -76,7 +77,7 @@ def part_files(path: str) -> FoundFiles | None:
 
 def _numbered(path: str, pattern: re.Pattern[str]) -> FoundFiles | None:
     series: dict[tuple[str, ...], dict[tuple[int, ...], str]] = {}
-    for name in _names(path):
+    for name in names_in(path):
         found = pattern.fullmatch(name)
         if found is not None:
             *stem, number = found.groups()
@@ -93,18 +94,18 @@ def megatron_files(path: str) -> FoundFiles | None:
     if own is not None:
         return own
     # Which checkpoint of a run is meant is a question of the run: see `formats.runs`.
-    steps = [name for name in _names(path) if STEP_FOLDER.fullmatch(name)]
+    steps = [name for name in names_in(path) if STEP_FOLDER.fullmatch(name)]
     return _save(str(as_path(path, steps[0]))) if len(steps) == 1 else None
 
 
 def _save(path: str) -> FoundFiles | None:
     paths: dict[tuple[int, ...], str] = {}
     beside: list[str] = []
-    for name in _names(path):
+    for name in names_in(path):
         found = MEGATRON_FOLDER.fullmatch(name)
         if found is None:
             continue
-        inside = set(_names(str(as_path(path, name))))
+        inside = set(names_in(str(as_path(path, name))))
         own = next((file for file in MODEL_FILES if file in inside), None)
         if own is not None:
             numbers = tuple(int(number) for number in found.groups() if number is not None)
@@ -113,7 +114,7 @@ def _save(path: str) -> FoundFiles | None:
     return FoundFiles(path, paths, tuple(beside)) if paths else None
 
 
-def _names(path: str) -> list[str]:
+def names_in(path: str) -> list[str]:
     """Return the names in a folder in order; none if it is not a folder, or cannot be listed."""
     if not is_place(path) or not is_folder(path):
         return []
@@ -182,7 +183,10 @@ class RankPart:
 
 def open_part(path: str) -> RankPart:
     """Read the file of a rank. Raises the same errors as `read_torch`."""
-    own = FileVersion(path, FileStat(path.size)) if isinstance(path, PlannedFile) else mark(path)
+    if isinstance(path, PlannedFile):
+        own = FileVersion(path, FileStat(path.size))
+    else:
+        own = mark(path.whole if isinstance(path, WindowName) else path)
     parts = pickled_object(read_torch(path))
     nodes = {join(at, key): (at, key, node) for at, key, node in parts.found.tensors}
     return RankPart(path, own, parts, fields(parts.graph.root), nodes)

@@ -26,7 +26,7 @@ from ckptfix.formats.parallel.tables import FAIRSEQ, META, CutContext, CutRow, h
 from ckptfix.pickles.graph import Node
 from ckptfix.urls import as_path
 
-META_NAME = "consolidated"
+META_NAME = "meta"
 FAIRSEQ_NAME = "fairseq"
 
 

@@ -16,8 +16,9 @@ from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats.base import AS_THE_FILES_SAY, OF_OBJECTS, Format, JoinOptions, plain_weights
 from ckptfix.formats.folders.companions import beside
-from ckptfix.formats.parallel import files, flat, megatron, write
+from ckptfix.formats.parallel import files, flat, megatron, nemo, write
 from ckptfix.formats.parallel.files import FoundFiles
+from ckptfix.formats.signs import is_tar_header
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings
 from ckptfix.io.source import is_place
@@ -39,6 +40,26 @@ def _found(made: FoundFiles | None, path: str) -> FoundFiles:
 def read_megatron(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
     """Read the files of all ranks of a save of Megatron-LM."""
     return megatron.read(path, _found(files.megatron_files(path), path), options)
+
+
+def read_nemo(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
+    """Read the files of all ranks of an unpacked archive of NeMo."""
+    return megatron.read(path, _found(nemo.rank_files(path), path), options, megatron.NEMO_LAYOUT)
+
+
+def read_nemo_archive(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
+    """Read the files of all ranks in an archive of NeMo that is not compressed."""
+    return megatron.read(path, _found(nemo.archived_files(path), path), options, megatron.NEMO_ARCHIVE_LAYOUT)
+
+
+def score_archive(path: str, head: bytes, size: int) -> int:
+    """Return 60 for a tar with the files of ranks of NeMo, else 0."""
+    if len(head) < 512 or not is_tar_header(head[:512]):
+        return 0
+    try:
+        return 60 if nemo.archived_files(path) is not None else 0
+    except CkptfixError:
+        return 0
 
 
 def read_meta(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
@@ -63,12 +84,8 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
 
 def not_written(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
-    """Raise Unsupported: fairseq's files are only read."""
-    raise _read_only(dest)
-
-
-def _read_only(dest: str) -> CkptfixError:
-    return Unsupported("ckptfix reads fairseq's model parts, but does not write them", path=dest, hint="use --to zip")
+    """Raise Unsupported: files of fairseq and NeMo are only read."""
+    raise Unsupported("ckptfix reads files of this kind, but does not write them", path=dest, hint="use --to zip")
 
 
 def companions(checkpoint: Checkpoint, dest: str) -> tuple[OutputFile, ...]:
@@ -92,6 +109,25 @@ FAIRSEQ = Format(
     edits=False,
     writes=False,
     rejoined=lambda checkpoint, options: read_fairseq(checkpoint.path, options),
+)
+
+NEMO = replace(
+    FAIRSEQ,
+    name=nemo.NAME,
+    title="NeMo's files of ranks",
+    score=partial(_score, nemo.rank_files),
+    read=read_nemo,
+    rejoined=lambda checkpoint, options: read_nemo(checkpoint.path, options),
+)
+
+NEMO_ARCHIVE = replace(
+    NEMO,
+    name=nemo.ARCHIVE_NAME,
+    title="NeMo archive of the files of ranks",
+    score=score_archive,
+    read=read_nemo_archive,
+    folder=False,
+    rejoined=lambda checkpoint, options: read_nemo_archive(checkpoint.path, options),
 )
 
 MEGATRON = replace(

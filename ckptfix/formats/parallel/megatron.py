@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field, replace
 from itertools import groupby, product
 
 from ckptfix.checkpoint import Checkpoint
@@ -27,6 +27,7 @@ from ckptfix.errors import DamagedFile, UnknownFormat, Unsupported
 from ckptfix.findings.table import found
 from ckptfix.formats.base import AS_THE_FILES_SAY, JoinOptions
 from ckptfix.formats.folders.assembly import mapping
+from ckptfix.formats.parallel import nemo
 from ckptfix.formats.parallel.cuts import Shape
 from ckptfix.formats.parallel.files import (
     FoundFiles,
@@ -48,7 +49,8 @@ NAME = "megatron"
 LAYER = re.compile(r"(.*?\blayers\.)(\d+)(\..+)")
 EXPERT = re.compile(r"(.*\bexperts\.)(?:(local_experts\.)(\d+)(\..+)|(linear_fc[12]\.(?:weight|bias))(\d+))")
 WORDS = re.compile(r"(?:.*\.)?word_embeddings\.weight")
-HEAD_COPY = re.compile(r"(?:.*\.)?word_embeddings_for_head\.weight")
+HEAD_COPY = re.compile(r"(?:.*\.)?word_embeddings_for_head\.weight|model\.word_embeddings\.weight")
+"""The copy of the embeddings in the last stage, with the name in NeMo (modules/common/megatron/module.py) last."""
 OUTPUT = re.compile(r"(?:.*\.)?output_layer\.weight")
 _CHUNK = re.compile(r"model(\d*)")
 
@@ -77,8 +79,8 @@ class MegatronSizes:
     virtual: int
 
     @classmethod
-    def of(cls, args: Mapping[str, object], chunks: int, path: str) -> MegatronSizes:
-        """Return the sizes in `args`.
+    def of(cls, args: Mapping[str, object], chunks: int, path: str, stated_in: str = "args") -> MegatronSizes:
+        """Return the sizes in `args`, which `stated_in` has.
 
         Raises:
             DamagedFile: a number is missing, or beyond any job.
@@ -87,7 +89,8 @@ class MegatronSizes:
         def size(*names: str, default: int | None = 1) -> int:
             value = next((args[name] for name in names if args.get(name) is not None), default)
             if type(value) is not int or not 0 < value <= MOST_RANKS:
-                raise DamagedFile(f"its args state no {names[0]}, so the number of files is unknown", path=path)
+                message = f"no {names[0]} is in its {stated_in}, so the number of files is unknown"
+                raise DamagedFile(message, path=path)
             return value
 
         tensor = size("tensor_model_parallel_size", "model_parallel_size", default=None)
@@ -130,10 +133,33 @@ class MegatronSizes:
                 yield tensor, pipeline, expert
 
 
+@dataclass(frozen=True, slots=True)
+class SaveLayout:
+    """How a library lays out the files of the ranks of a model that Megatron-LM cut.
+
+    Attributes:
+        holder: the key of the state dict in the joined object; ``""`` if the object is the state dict.
+        settings: the arguments that state the sizes: of these files, and the first one of them that can be read.
+        stated_in: the name of what has them.
+        chunks: the keys of the model in a file.
+        version: the checkpoint version, which says how queries, keys and values are ordered.
+        folder: the name of the folder of a rank.
+    """
+
+    name: str
+    holder: str
+    settings: Callable[[FoundFiles, RankPart], dict[str, object]]
+    stated_in: str
+    chunks: Callable[[RankPart], list[str]]
+    version: Callable[[Mapping[str, object], RankPart], object]
+    folder: Callable[[MegatronSizes, Place], str]
+
+
 @dataclass(slots=True)
 class _Save:
     """The files of one save, by their ranks."""
 
+    layout: SaveLayout
     sizes: MegatronSizes
     args: dict[str, object]
     model: JoinedModel
@@ -144,18 +170,27 @@ class _Save:
     def first(self) -> RankPart:
         return self.files[min(self.files)]
 
+    def settings(self, part: RankPart) -> dict[str, object]:
+        """Return the arguments, and the version of the file of a rank."""
+        return {**self.args, "checkpoint_version": self.layout.version(self.args, part)}
 
-def read(path: str, files: FoundFiles, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
+    def folder(self, place: Place) -> str:
+        """Return the name of the folder of a rank."""
+        return self.layout.folder(self.sizes, place)
+
+
+def read(
+    path: str, files: FoundFiles, options: JoinOptions = AS_THE_FILES_SAY, layout: SaveLayout | None = None
+) -> Checkpoint:
     """Read the files of all ranks as one checkpoint; a missing file, or one of another step, is a finding.
 
     Raises:
         DamagedFile: the files do not belong together, or nothing says how the model was cut.
     """
-    save = _opened(path, files, options)
+    save = _opened(path, files, options, layout or LAYOUT)
     _judge(save)
     _join(save)
-    settings = {**save.args, "checkpoint_version": plain(save.first.top.get("checkpoint_version")) or 0}
-    save.model.cut_vocabulary(settings, json_settings(path, "config.json"))
+    save.model.cut_vocabulary(save.settings(save.first), json_settings(path, "config.json"))
     save.model.finish()
     beside = _beside(save, files)
     sizes = save.sizes
@@ -165,11 +200,12 @@ def read(path: str, files: FoundFiles, options: JoinOptions = AS_THE_FILES_SAY) 
         "expert parallel": sizes.expert,
         "files": len(save.files),
     }
-    marks = tuple(part.mark for part in save.files.values())
-    return assembled(save.model, "model", beside, format=NAME, files=marks, traits=traits)
+    marks = tuple({part.mark.path: part.mark for part in save.files.values()}.values())
+    layout = save.layout
+    return assembled(save.model, layout.holder, beside, format=layout.name, files=marks, traits=traits)
 
 
-def _opened(path: str, files: FoundFiles, options: JoinOptions) -> _Save:
+def _opened(path: str, files: FoundFiles, options: JoinOptions, layout: SaveLayout) -> _Save:
     parts: dict[tuple[int, ...], RankPart] = {}
     why: dict[tuple[int, ...], str] = {}
     for numbers, name in sorted(files.paths.items()):
@@ -180,20 +216,21 @@ def _opened(path: str, files: FoundFiles, options: JoinOptions) -> _Save:
     if not parts:
         raise DamagedFile("none of the files of its ranks can be read", path=path)
     first = parts[min(parts)]
-    args = settings_of(first.top.get("args"))
+    args = layout.settings(files, first)
     if not args:
-        raise DamagedFile("it has no args, so nothing says how the model was cut", path=first.path)
-    sizes = MegatronSizes.of(args, len(_chunks(first)), first.path)
-    save = _Save(sizes, args, JoinedModel(path, MEGATRON, options))
+        raise DamagedFile(f"it has no {layout.stated_in}, so nothing says how the model was cut",
+                          path=first.path if layout.holder else path)  # fmt: skip
+    sizes = MegatronSizes.of(args, len(layout.chunks(first)), first.path, layout.stated_in)
+    save = _Save(layout, sizes, args, JoinedModel(path, MEGATRON, options))
     for numbers, part in parts.items():
         save.files[sizes.place(numbers, part.path)] = part
     reasons = {sizes.place(numbers, files.paths[numbers]): reason for numbers, reason in why.items()}
     for place in sizes.expected():
         if place not in save.files:
-            save.lost[place] = str(as_path(files.folder, sizes.folder(place)))
+            save.lost[place] = str(as_path(files.folder, save.folder(place)))
             reason = reasons.get(place, "is missing")
             held = "" if sizes.pipeline == 1 else f", and holds the layers of stage {place[1]} of {sizes.pipeline}"
-            message = f"rank {sizes.folder(place)} {reason}; it is one part of {len(list(sizes.expected()))}{held}"
+            message = f"rank {save.folder(place)} {reason}; it is one part of {len(list(sizes.expected()))}{held}"
             save.model.findings.append(found("missing-rank", message, where=save.lost[place]))
     return save
 
@@ -275,7 +312,7 @@ def _join_chunk(save: _Save, own: Mapping[Place, RankPart], chunk: int, layers: 
     """Add the tensors of a chunk of the layers of one pipeline stage."""
     named: dict[Place, dict[str, str]] = {}
     for place, part in own.items():
-        keys = _chunks(part)
+        keys = save.layout.chunks(part)
         if chunk >= len(keys):
             message = f"it has {len(keys)} chunks of the model, and {save.sizes.virtual} are needed"
             raise DamagedFile(message, path=part.path)
@@ -348,8 +385,7 @@ def _add(
         copies.setdefault(place[0] if ranks > 1 else 0, []).append((address, part))
     place = min(own)
     shapes: Mapping[str, Shape] = _Shapes(own[place], named[place])
-    settings = {**save.args, "checkpoint_version": plain(own[place].top.get("checkpoint_version")) or 0}
-    context = save.model.context(shapes, ranks, settings)
+    context = save.model.context(shapes, ranks, save.settings(own[place]))
     whole = layers.named(renamed)
     if _is_copy(save, whole):
         kept = next((other for other in save.model.tensors if WORDS.fullmatch(other)), None)
@@ -402,13 +438,39 @@ def _refuse_others(
 
 def _leave_values(save: _Save, part: RankPart, key: str) -> None:
     """Report the state of modules of Transformer Engine, which differs between ranks and is not a weight."""
-    if any(name.endswith("_extra_state") for name in part.named(key)) or any(
-        str(name).endswith("_extra_state") for name in fields(part.top.get(key))
-    ):
-        where = "model/*._extra_state"
+    beside = fields(part.top.get(key)) if key else part.top
+    if any(str(name).endswith("_extra_state") for name in (*part.named(key), *beside)):
+        where = "model/*._extra_state" if key else "*._extra_state"
         if not any(row.where == where for row in save.model.findings):
             save.model.leave(where, "the fp8 state of each rank's modules is not joined")
 
+
+def _args(files: FoundFiles, first: RankPart) -> dict[str, object]:
+    return settings_of(first.top.get("args"))
+
+
+def _version(args: Mapping[str, object], part: RankPart) -> object:
+    return plain(part.top.get("checkpoint_version")) or 0
+
+
+LAYOUT = SaveLayout(NAME, "model", _args, "args", _chunks, _version, MegatronSizes.folder)
+
+
+def _nemo_folder(sizes: MegatronSizes, place: Place) -> str:
+    tensor, pipeline, _ = place
+    return f"tp_rank_{tensor:02d}_pp_rank_{pipeline:03d}" if sizes.pipeline > 1 else f"mp_rank_{tensor:02d}"
+
+
+NEMO_LAYOUT = SaveLayout(
+    nemo.NAME,
+    "",
+    lambda files, first: nemo.arguments(nemo.configuration(files.folder)),
+    nemo.CONFIG,
+    lambda part: [""],
+    lambda args, part: nemo.version(args),
+    _nemo_folder,
+)
+NEMO_ARCHIVE_LAYOUT = replace(NEMO_LAYOUT, name=nemo.ARCHIVE_NAME)
 
 _WEIGHTS = ("args", "checkpoint_version", "iteration")
 
@@ -416,6 +478,12 @@ _WEIGHTS = ("args", "checkpoint_version", "iteration")
 def _beside(save: _Save, files: FoundFiles) -> dict[str, Node]:
     """Return the plain settings that the joined object keeps, and report everything else."""
     first = save.first
+    if not save.layout.holder:
+        own = first.named("")
+        for name in first.top:
+            if name not in own and not name.endswith("_extra_state"):
+                save.model.leave(name, "it is not a tensor of the model")
+        return {}
     kept: dict[str, Node] = {"args": mapping({name: _node(value) for name, value in save.args.items()})}
     for name in fields(first.top.get("args")):
         if name not in save.args:

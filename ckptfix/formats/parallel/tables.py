@@ -178,6 +178,7 @@ MEGATRON: tuple[CutRow, ...] = (
     _row(r"(linear_proj|(self_|inter_|cross_)?attention\.dense)\.bias", COPY, _INPUT),
     _row(r"(linear_fc1|dense_h_to_4h)\.weight\d*", _feed_forward, _LINEAR, hidden=1),
     _row(r"(linear_fc1|dense_h_to_4h)\.bias\d*", _feed_forward, _LINEAR),
+    _row(r"dense_h_to_4h_2\.(weight|bias)", ROWS, "NeMo's ParallelMLP"),
     _row(r"(linear_fc2|dense_4h_to_h)\.weight\d*", COLUMNS, _INPUT, hidden=0),
     _row(r"(linear_fc2|dense_4h_to_h)\.bias\d*", COPY, _INPUT),
     _row(r"router\.\w+|shared_experts\.gate_weight", COPY, "TopKRouter"),

@@ -7,9 +7,10 @@ import json
 import math
 import os
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import rank_writer as writer
@@ -242,11 +243,61 @@ def test_a_run_with_several_saves_names_the_folder_of_one(tmp_path: Path) -> Non
     refused(tmp_path / "g", "2 saves", "iter_0000600")
 
 
-def test_parts_of_nemo_are_refused_by_name(tmp_path: Path) -> None:
-    for rank in range(2):
-        (tmp_path / "n" / f"tp_rank_0{rank}").mkdir(parents=True)
-        torch.save({"a": torch.zeros(2)}, tmp_path / "n" / f"tp_rank_0{rank}" / "model_weights.ckpt")
-    refused(tmp_path / "n", "NeMo", "2 ranks")
+def write_nemo(model: Model, folder: Path, sizes: Sizes, *, config: str = "") -> State:
+    """Write the members of a .nemo archive of a model that is cut, and return its tensors with NeMo's names."""
+    write_megatron(model, folder.parent / f"{folder.name}-megatron", sizes)
+    for path in sorted((folder.parent / f"{folder.name}-megatron").rglob("*.pt")):
+        numbers = path.parent.name.removeprefix("mp_rank_").split("_")
+        place = folder / (f"tp_rank_{numbers[0]}_pp_rank_{numbers[1]}" if sizes.pp > 1 else path.parent.name)
+        place.mkdir(parents=True)
+        state = torch.load(path, weights_only=False)["model"]
+        torch.save({f"model.{name}": tensor for name, tensor in state.items()}, place / "model_weights.ckpt")
+    stated = {"tensor_model_parallel_size": sizes.tp, "pipeline_model_parallel_size": sizes.pp, "mcore_gpt": "true"}
+    stated |= {"num_layers": model.args["num_layers"], "hidden_size": 16, "activation": "fast-swiglu"}
+    lines = [f"{name}: {value}" for name, value in stated.items()]
+    (folder / "model_config.yaml").write_text("\n".join([*lines, "optim:", "  lr: 0.1", config, ""]))
+    return {f"model.{name}": tensor for name, tensor in model.tensors.items()}
+
+
+def packed(folder: Path, mode: Literal["w:", "w:gz"]) -> Path:
+    path = folder.with_suffix(".nemo")
+    with tarfile.open(path, mode) as archive:
+        archive.add(folder, arcname=".")
+    return path
+
+
+APART = "share_embeddings_and_output_weights: false"
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "config"),
+    [(writer.qwen(), Sizes(2), APART), (writer.qwen(), Sizes(2, 2), APART), (writer.gpt2(), Sizes(1, 2), "")],
+)
+def test_ranks_of_nemo_are_joined(model: Model, sizes: Sizes, config: str, tmp_path: Path) -> None:
+    whole = write_nemo(model, tmp_path / "n", sizes, config=config)
+    ckptfix.convert(tmp_path / "n", tmp_path / "out.safetensors")
+    same(whole, load_file(tmp_path / "out.safetensors"))
+    for mode in ("w:", "w:gz"):
+        ckptfix.convert(packed(tmp_path / "n", mode), tmp_path / "out.safetensors", force=True)
+        same(whole, load_file(tmp_path / "out.safetensors"))
+
+
+def test_ranks_of_nemo_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
+    write_nemo(writer.qwen(), tmp_path / "n", Sizes(2), config=APART)
+    file = tmp_path / "n" / "mp_rank_01" / "model_weights.ckpt"
+    refused(file, "rank 1 of 2", "ckptfix convert", kind=WouldLoseData)
+    shutil.rmtree(file.parent)
+    refused(tmp_path / "n", "mp_rank_01 is missing")
+    refused(packed(tmp_path / "n", "w:"), "mp_rank_01 is missing")
+    (tmp_path / "n" / "model_config.yaml").unlink()
+    refused(tmp_path / "n", "model_config.yaml", kind=DamagedFile)
+
+
+def test_an_archive_of_nemo_with_a_distributed_checkpoint_says_how_to_unpack_it(tmp_path: Path) -> None:
+    (tmp_path / "n" / "model_weights").mkdir(parents=True)
+    (tmp_path / "n" / "model_config.yaml").write_text("a: 1")
+    (tmp_path / "n" / "model_weights" / "common.pt").write_bytes(b"1")
+    refused(packed(tmp_path / "n", "w:"), "NeMo", "tar -xf", "convert", "model_weights")
 
 
 class Runs:

@@ -72,7 +72,8 @@ def score(path: str, head: bytes, size: int) -> int:
 
 def _tarred(reader: Source) -> Members:
     rows = tar_members(reader, MOST_MEMBERS)
-    return {name.removeprefix("./"): UnreadBytes(offset, max(length, 0)) for name, offset, length in rows}
+    members: Members = {name.removeprefix("./"): UnreadBytes(offset, max(length, 0)) for name, offset, length in rows}
+    return {name: place for name, place in members.items() if name and not name.endswith("/")}
 
 
 def _zipped(reader: Source, *, places: bool = True) -> Members:
