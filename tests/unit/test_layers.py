@@ -77,6 +77,8 @@ COMPUTED = {
 """Modules that import by a name of which no part is written there, and what that is."""
 
 NOT_FORMATS = {
+    "checkpoint/tensors.py": "meta is a kind of tensor",
+    "ops/cast/__init__.py": "meta is a kind of tensor",
     "findings/table.py": "words in the names of outputs, in a room below the formats",
     "ops/doctor/contents.py": "archive is the root of torch's records",
     "ops/doctor/groups.py": "pickle is a place in a file",

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, TensorEntry, contiguous_stride, dtypes
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.io.chunks import Chunk, tiled
@@ -33,10 +33,34 @@ class RankCut:
     Attributes:
         dim: the dimension; None if each rank has the whole tensor.
         stacked: the sizes of the matrices along it, in any unit; empty for one matrix.
+        matrices: the memory of a tensor ``[rows, columns]`` is that of so many matrices of all rows, one after the
+            other; each of them is cut.
     """
 
     dim: int | None
     stacked: tuple[int, ...] = ()
+    matrices: int = 1
+
+    def in_memory(self, shape: Shape) -> Shape:
+        """Return the shape in which a tensor is cut.
+
+        Raises:
+            ValueError: its columns do not divide into the matrices.
+        """
+        if self.matrices == 1:
+            return shape
+        if len(shape) != 2 or shape[1] % self.matrices:
+            raise ValueError(f"{list(shape)} does not divide into {self.matrices} matrices")
+        return shape[0] * self.matrices, shape[1] // self.matrices
+
+    def viewed(self, entry: TensorEntry) -> TensorEntry:
+        """Return a tensor in the shape in which it is cut."""
+        if self.matrices == 1:
+            return entry
+        if not entry.is_contiguous:
+            raise DamagedFile("it is not contiguous, and several matrices are in it", where=entry.name)
+        shape = self.in_memory(entry.shape)
+        return replace(entry, shape=shape, stride=contiguous_stride(shape))
 
     def whole(self, local: Shape, ranks: int) -> Shape:
         """Return the shape of the whole tensor, if each rank has a part of the shape `local`."""
@@ -52,7 +76,7 @@ class RankCut:
         """
         if self.dim is None:
             return whole
-        if any(size % ranks for size in self.sizes(whole[self.dim])):
+        if any(size % ranks for size in self.sizes(self.in_memory(whole)[self.dim])):
             raise ValueError(f"{whole[self.dim]} does not divide into {ranks} equal parts")
         return (*whole[: self.dim], whole[self.dim] // ranks, *whole[self.dim + 1 :])
 
@@ -73,7 +97,7 @@ class RankCut:
         """Yield (first index in the whole, first index in the part, count) of the runs that `rank` has of `dim`."""
         assert self.dim is not None
         own = whole = 0
-        for size in self.sizes(local[self.dim]):
+        for size in self.sizes(self.in_memory(local)[self.dim]):
             yield whole + rank * size, own, size
             own += size
             whole += ranks * size
@@ -94,9 +118,10 @@ def joined(name: str, whole: Shape, cut: RankCut, parts: Mapping[int, TensorEntr
     dim = cut.dim
     assert dim is not None
     chunks: list[Chunk] = []
+    whole = cut.in_memory(whole)
     for rank, entry in parts.items():
         for first, own, count in cut.runs(entry.shape, rank, ranks):
-            part = narrowed(entry, dim, own, count)
+            part = narrowed(cut.viewed(entry), dim, own, count)
             at = tuple(first if axis == dim else 0 for axis in range(len(whole)))
             chunks.append(Chunk(at, part.shape, _range(part)))
     itemsize = next(iter(parts.values())).itemsize
@@ -142,8 +167,9 @@ def _views(entry: TensorEntry, dim: int, first: int, count: int) -> list[TensorE
         number = bisect_right(file.starts, data.offset) - 1
         if number < len(file.parts) and file.place(number) == data and file.parts[number][0].dim == dim:
             cut, parts, ranks = file.parts[number]
+            parts = {rank: cut.viewed(part) for rank, part in parts.items()}
             runs = sorted((at, own, size, rank) for rank, part in parts.items()
-                          for at, own, size in cut.runs(part.shape, rank, ranks))  # fmt: skip
+                          for at, own, size in replace(cut, matrices=1).runs(part.shape, rank, ranks))  # fmt: skip
             inside = [(max(at, first), min(at + size, first + count), at, own, rank) for at, own, size, rank in runs]
             found = [narrowed(parts[rank], dim, own + start - at, end - start)
                      for start, end, at, own, rank in inside if start < end]  # fmt: skip
@@ -161,11 +187,12 @@ def part_of_rank(entry: TensorEntry, cut: RankCut, rank: int, ranks: int) -> tup
     dim = cut.dim
     if dim is None or ranks == 1:
         return entry.shape, row_major(entry, "little")
-    shape = cut.local(entry.shape, ranks)
-    views = [view for first, _, count in cut.runs(shape, rank, ranks) for view in _views(entry, dim, first, count)]
+    local = cut.local(entry.shape, ranks)
+    entry, shape = cut.viewed(entry), cut.in_memory(local)
+    views = [view for first, _, count in cut.runs(local, rank, ranks) for view in _views(entry, dim, first, count)]
     if len(views) == 1:
         data = row_major(views[0], "little")
-        return shape, data if isinstance(data, ByteRange) else _of_whole(entry, data.length, (data,))
+        return local, data if isinstance(data, ByteRange) else _of_whole(entry, data.length, (data,))
     nbytes = dtypes.by_name(entry.dtype).nbytes(math.prod(shape))
 
     def make(_: int) -> SplicedPiece:
@@ -179,7 +206,7 @@ def part_of_rank(entry: TensorEntry, cut: RankCut, rank: int, ranks: int) -> tup
             return SplicedPiece(segments)
         return SplicedPiece((_of_whole(entry, nbytes, segments),))
 
-    return shape, SplicedFile(f"{entry.name} of rank {rank}", [nbytes], make).place(0)
+    return local, SplicedFile(f"{entry.name} of rank {rank}", [nbytes], make).place(0)
 
 
 def _of_whole(entry: TensorEntry, nbytes: int, segments: Sequence[Segment]) -> Derived:

@@ -23,7 +23,7 @@ from itertools import groupby, product
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import DamagedFile, UnknownFormat, Unsupported
+from ckptfix.errors import DamagedFile, Refused, UnknownFormat, Unsupported
 from ckptfix.findings.table import found
 from ckptfix.formats.base import AS_THE_FILES_SAY, JoinOptions
 from ckptfix.formats.folders.assembly import mapping
@@ -39,7 +39,7 @@ from ckptfix.formats.parallel.files import (
     settings_of,
 )
 from ckptfix.formats.parallel.model import JoinedModel, assembled
-from ckptfix.formats.parallel.tables import MEGATRON
+from ckptfix.formats.parallel.tables import MEGATRON, PACKED_HINT
 from ckptfix.formats.torch.state import fields
 from ckptfix.pickles.graph import Node
 from ckptfix.urls import as_path
@@ -48,6 +48,7 @@ NAME = "megatron"
 
 LAYER = re.compile(r"(.*?\blayers\.)(\d+)(\..+)")
 EXPERT = re.compile(r"(.*\bexperts\.)(?:(local_experts\.)(\d+)(\..+)|(linear_fc[12]\.(?:weight|bias))(\d+))")
+PACKED = re.compile(r"(?:.*\.)?experts\.(?!.*_extra_state$).+")
 WORDS = re.compile(r"(?:.*\.)?word_embeddings\.weight")
 HEAD_COPY = re.compile(r"(?:.*\.)?word_embeddings_for_head\.weight|model\.word_embeddings\.weight")
 """The copy of the embeddings in the last stage, with the name in NeMo (modules/common/megatron/module.py) last."""
@@ -328,6 +329,7 @@ def _join_chunk(save: _Save, own: Mapping[Place, RankPart], chunk: int, layers: 
         rows = list(group)
         if is_expert is None:
             for name in rows:
+                _refuse_packed(save, name)
                 _add(save, own, named, name, name, layers)
             continue
         for expert, places in by_group.items():
@@ -335,6 +337,13 @@ def _join_chunk(save: _Save, own: Mapping[Place, RankPart], chunk: int, layers: 
             for name in rows:
                 _add(save, there, named, name, _global_expert(name, expert * count), layers, is_expert=True)
     _refuse_others(own, named, names)
+
+
+def _refuse_packed(save: _Save, name: str) -> None:
+    """Refuse a tensor of several experts together: each group of experts has other ones under the same name."""
+    if save.sizes.expert > 1 and PACKED.fullmatch(name) is not None:
+        message = f"each of {save.sizes.expert} groups of experts has other experts in it, and they cannot be joined"
+        raise Refused(message, path=save.first.path, where=name, hint=PACKED_HINT)
 
 
 def _expert_layer(name: str) -> str | None:

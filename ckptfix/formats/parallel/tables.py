@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 
 from ckptfix.dataclass import dataclass
@@ -144,9 +144,25 @@ def _mamba(context: CutContext, name: str) -> RankCut | None:
     return RankCut(0, (*front, state, state, *back)) if state > 0 and not odd else None
 
 
-def _packed(context: CutContext, name: str) -> RankCut | None:
-    reason = "weight1 and weight2 of GroupedMLP hold all experts in one matrix, whose cut ckptfix does not know"
-    raise Refused(reason, where=name, hint="save with --moe-grouped-gemm of Transformer Engine, or with torch_dist")
+PACKED_HINT = "save with --ckpt-format torch_dist, and convert its folder"
+
+
+def _grouped(context: CutContext, name: str) -> RankCut | None:
+    """Return the cut of the matrices of GroupedMLP (megatron/core/transformer/moe/experts.py, core 0.16.1).
+
+    The memory of weight1, [hidden, experts * ffn], is that of a matrix [hidden, ffn] for each expert, with the gate
+    and the other columns of a gated MLP side by side. The matrices [ffn, hidden] of weight2 are stacked along 0.
+    """
+    experts = context.number("num_experts")
+    second = context.shapes.get(re.sub(r"weight1$", "weight2", name))
+    shape = context.shapes[name]
+    if experts is None or second is None or len(second) != 2 or len(shape) != 2:
+        return None
+    if name.endswith("weight2"):
+        return RankCut(0, equal_parts(experts))
+    if shape[1] not in (second[0], 2 * second[0]) or shape[1] % experts:
+        return None
+    return RankCut(1, equal_parts(shape[1] // second[0]), experts)
 
 
 _LINEAR = "ColumnParallelLinear"
@@ -156,7 +172,8 @@ _EVERY = "every rank has it"
 
 MEGATRON: tuple[CutRow, ...] = (
     _row(r"_extra_state", COPY, "Transformer Engine"),
-    _row(r"experts\.weight[12]", _packed, "GroupedMLP"),
+    _row(r"experts\.weight1", _grouped, "GroupedMLP", hidden=0),
+    _row(r"experts\.weight2", _grouped, "GroupedMLP", hidden=1),
     _row(r"mixer\.(in_proj\.weight|conv1d[._](weight|bias))", _mamba, "MambaMixer"),
     _row(r"mixer\.(A_log|dt_bias|D|norm\.weight)", ROWS, "MambaMixer"),
     _row(r"mixer\.out_proj\.weight", COLUMNS, _INPUT, hidden=0),
@@ -301,9 +318,9 @@ def _normal(cut: RankCut, shape: Shape, name: str) -> RankCut:
         return cut
     if not -len(shape) <= cut.dim < len(shape):
         raise DamagedFile(f"it is cut along dimension {cut.dim}, but its shape is {list(shape)}", where=name)
-    made = RankCut(cut.dim % len(shape), cut.stacked)
+    made = replace(cut, dim=cut.dim % len(shape))
     try:
-        made.sizes(shape[made.dim or 0])
+        made.sizes(made.in_memory(shape)[made.dim or 0])
     except ValueError as error:
         raise DamagedFile(str(error), where=name) from None
     return made
