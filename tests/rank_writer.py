@@ -9,6 +9,7 @@ Rules and their sources (Megatron-LM d98e8a64dd, fairscale 146f1602, llama 689c7
     VocabParallelEmbedding   chunk(weight, 0)
     ParallelEmbedding        chunk(weight, 1)                     fairscale layers.py; llama/model.py (Llama 1 and 2)
     gated MLP                cat(chunk(gate, 0), chunk(up, 0))    core/transformer/mlp.py; saver_base.py
+    GroupedMLP               weight1.view(experts, hidden, -1) chunked as a gated MLP along 2, weight2 along 1
     experts                  local number = number % (experts / EP)    core/transformer/moe/experts.py
     pipeline                 chunk v of stage p has n layers from (v * PP + p) * n on    loader_base.py
     last stage               a copy of the embeddings if they are tied    tools/checkpoint/saver_base.py
@@ -159,6 +160,29 @@ def gpt2(layers: int = 2) -> Model:
     return model
 
 
+def grouped_experts(rows: int, gates: int, experts: int) -> Cut:
+    """The cut of weight1 of GroupedMLP: its memory is a matrix [rows, columns] for each expert."""
+
+    def cut(whole: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+        halves = [half.chunk(ranks, 2) for half in whole.reshape(experts, rows, -1).chunk(gates, 2)]
+        return [torch.cat([half[rank] for half in halves], 2).reshape(rows, -1) for rank in range(ranks)]
+
+    return cut
+
+
+def legacy_grouped(layers: int = 2, experts: int = 4, *, gates: int = 2) -> Model:
+    """Experts of GroupedMLP (megatron/core/transformer/moe/experts.py, core 0.16.1): all of a layer in two tensors."""
+    model = Model(_args(layers, swiglu=gates == 2, num_experts=experts, untie_embeddings_and_output_weights=True))
+    model.add("embedding.word_embeddings.weight", column, 32, 16)
+    for n in range(layers):
+        at = f"decoder.layers.{n}.mlp."
+        model.add(f"{at}router.weight", copied, experts, 16)
+        model.add(f"{at}experts.weight1", grouped_experts(16, gates, experts), 16, experts * gates * 8)
+        model.add(f"{at}experts.weight2", stacked(experts), experts * 8, 16)
+    model.add("output_layer.weight", column, 32, 16)
+    return model
+
+
 def legacy_gpt(version: float, layers: int = 2) -> Model:
     """The names before Megatron's core, with queries, keys and values as of a checkpoint version."""
     model = Model(_args(layers))
@@ -298,3 +322,19 @@ def write_fairseq(folder: Path, ranks: int) -> State:
         saved = {"cfg": {"model": 1}, "model": own, "last_optimizer_state": {"state": {}}}
         torch.save(saved, folder / f"checkpoint_last-model_part-{rank}.pt")
     return model.tensors
+
+
+def write_nemo(model: Model, folder: Path, sizes: Sizes, *, config: str = "") -> State:
+    """Write the members of a .nemo archive of a model that is cut, and return its tensors with NeMo's names."""
+    write_megatron(model, folder.parent / f"{folder.name}-megatron", sizes)
+    for path in sorted((folder.parent / f"{folder.name}-megatron").rglob("*.pt")):
+        numbers = path.parent.name.removeprefix("mp_rank_").split("_")
+        place = folder / (f"tp_rank_{numbers[0]}_pp_rank_{numbers[1]}" if sizes.pp > 1 else path.parent.name)
+        place.mkdir(parents=True)
+        state = torch.load(path, weights_only=False)["model"]
+        torch.save({f"model.{name}": tensor for name, tensor in state.items()}, place / "model_weights.ckpt")
+    stated = {"tensor_model_parallel_size": sizes.tp, "pipeline_model_parallel_size": sizes.pp, "mcore_gpt": "true"}
+    stated |= {"num_layers": model.args["num_layers"], "hidden_size": 16, "activation": "fast-swiglu"}
+    lines = [f"{name}: {value}" for name, value in stated.items()]
+    (folder / "model_config.yaml").write_text("\n".join([*lines, "optim:", "  lr: 0.1", config, ""]))
+    return {f"model.{name}": tensor for name, tensor in model.tensors.items()}

@@ -119,7 +119,7 @@ _ROWS = {
     "zero": _Row("zero.format", signs.saved_by_deepspeed, folder=True),
     "megatron": _Row("parallel.format", signs.named("mp_rank_", "latest_checkpointed", "iter_", "release"), "MEGATRON",
                      folder=True),
-    "nemo": _Row("parallel.format", signs.named("mp_rank_", "tp_rank_"), "NEMO", folder=True),
+    "nemo-ranks": _Row("parallel.format", signs.named("mp_rank_", "tp_rank_"), "NEMO", folder=True),
     "meta": _Row("parallel.format", signs.named("consolidated."), "META", folder=True),
     "fairseq": _Row("parallel.format", signs.named("-model_part-"), "FAIRSEQ", folder=True),
     "ranks": _Row("ranks.format", signs.named("rank"), folder=True),

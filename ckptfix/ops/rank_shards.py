@@ -369,7 +369,8 @@ def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str)
     missing = f"several files hold the model: {place.name} is in {some(others)} too"
     rank = numbers[0] if len(numbers) == 1 else None
     if place.name == NEMO_FILE:
-        return RankShard("model parallel", rank, len(ranks), missing, model, command("convert", above, "OUT.safetensors"), True)
+        joins = command("convert", above, "OUT.safetensors")
+        return RankShard("model parallel", rank, len(ranks), missing, model, joins, True)
     joins = _FOLDER_JOINS if place.name.startswith("model_") and place.suffix == ".pt" else NEMO_JOINS
     return RankShard("model parallel", rank, len(ranks), missing, model, joins)
 

@@ -419,6 +419,23 @@ def from_ranks(bench: Bench) -> Case:
     )
 
 
+def tensor_ranks(count: int, dim: int) -> Callable[[Bench], Case]:
+    """A model of `count` ranks of tensor parallelism, all of whose tensors are cut along the dimension `dim`."""
+
+    def case(bench: Bench) -> Case:
+        folder = bench.input(f"tensor-ranks-{count}-{dim}")
+        ours = bench.output("ours.safetensors")
+        return Case(
+            f"convert {count} ranks, cut along {dim}",
+            bench.ckptfix("convert", folder, ours, output=ours),
+            ((bench.copied_folder(folder), Target("ratio", 1.5)),),
+            memory=100 * MB,
+            check=("of_tensor_ranks", folder),
+        )
+
+    return case
+
+
 def inspect_ranks(bench: Bench) -> Case:
     folder = bench.input("many-ranks")
     return Case(
@@ -564,6 +581,7 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "shards-to-file": shards_to_file,
     "file-to-shards": file_to_shards,
     "from-ranks": from_ranks,
+    **{f"tensor-ranks-{count}-{dim}": tensor_ranks(count, dim) for count in (4, 8) for dim in (0, 1)},
     "zero-to-file": zero_to_file,
     "diff-equal": diff_equal,
     "diff-different": diff_different,

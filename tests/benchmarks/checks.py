@@ -117,6 +117,19 @@ def of_ranks(source: str, output: str) -> None:
         assert all(torch.equal(rows[rank], first + rank + number) for rank in range(8))
 
 
+def of_tensor_ranks(source: str, output: str) -> None:
+    """The weights are the parts of the ranks side by side."""
+    import torch
+
+    state = read(output)
+    files = sorted(Path(source).glob("consolidated.*.pth"))
+    parts = [torch.load(file, mmap=True, weights_only=True) for file in files]
+    assert set(state) == set(parts[0])
+    for name in (min(state), max(state)):
+        dim = 1 if name.endswith("wo.weight") else 0
+        assert torch.equal(state[name], torch.cat([part[name] for part in parts], dim))
+
+
 CHECKS: dict[str, Callable[[str, str], None]] = {
     "same": same,
     "stripped": stripped,
@@ -124,6 +137,7 @@ CHECKS: dict[str, Callable[[str, str], None]] = {
     "on_cpu": on_cpu,
     "optimizer": optimizer,
     "of_ranks": of_ranks,
+    "of_tensor_ranks": of_tensor_ranks,
     "split": ruled(half),
     "stack": ruled(stack),
     "transpose": ruled(lambda weights, name: weights[name.split(".")[0]].T),

@@ -21,6 +21,7 @@ BIG_WIDTH = 2048
 
 SHARDS = 50
 RANKS = 8
+TENSOR_WIDTH = 4096
 MANY_RANKS = 64
 MANY_SHARDED = 1600
 
@@ -216,9 +217,6 @@ def ranks(path: Path, scale: float) -> None:
             folder.add(f"blocks.{number}.fc.weight", parts)
 
 
-TENSOR_WIDTH = 4096
-
-
 def tensor_ranks(count: int, dim: int) -> Builder:
     """A model of Meta's names in files of `count` ranks: 1.07 GB of bfloat16, cut along the dimension `dim`."""
 
@@ -227,7 +225,9 @@ def tensor_ranks(count: int, dim: int) -> Builder:
 
         torch.manual_seed(0)
         layers = max(2, round(32 * scale))
-        name, shape = ("wq", (TENSOR_WIDTH // count, TENSOR_WIDTH)) if dim == 0 else ("wo", (TENSOR_WIDTH, TENSOR_WIDTH // count))
+        name, shape = "wq", (TENSOR_WIDTH // count, TENSOR_WIDTH)
+        if dim == 1:
+            name, shape = "wo", (TENSOR_WIDTH, TENSOR_WIDTH // count)
         path.mkdir()
         sizes = {"dim": TENSOR_WIDTH, "n_layers": layers, "n_heads": 32}
         (path / "params.json").write_text(json.dumps(sizes), encoding="utf-8")

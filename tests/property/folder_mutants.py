@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import rank_writer
 import sharded
 import torch
 from property.mutants import Way, in_header, in_pickle, in_records, in_stream, other_value, raw
@@ -53,6 +54,12 @@ MAKE: dict[str, Callable[[Path], object]] = {
     "safetensors shards": lambda folder: _shards(folder, "safetensors"),
     "bin shards": lambda folder: _shards(folder, "bin"),
     "DCP": _distributed,
+    "Megatron": lambda folder: rank_writer.write_megatron(
+        rank_writer.mixtral(1, 2), folder, rank_writer.Sizes(2, 1, 1, 2)
+    ),
+    "Meta": lambda folder: rank_writer.write_meta(rank_writer.llama(2, layers=1), folder, 2),
+    "fairseq": lambda folder: rank_writer.write_fairseq(folder, 2),
+    "NeMo": lambda folder: rank_writer.write_nemo(rank_writer.legacy_grouped(1), folder, rank_writer.Sizes(2)),
 }
 
 

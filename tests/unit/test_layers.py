@@ -79,6 +79,7 @@ COMPUTED = {
 NOT_FORMATS = {
     "checkpoint/tensors.py": "meta is a kind of tensor",
     "ops/cast/__init__.py": "meta is a kind of tensor",
+    "ops/relocate.py": "meta is a device",
     "findings/table.py": "words in the names of outputs, in a room below the formats",
     "ops/doctor/contents.py": "archive is the root of torch's records",
     "ops/doctor/groups.py": "pickle is a place in a file",

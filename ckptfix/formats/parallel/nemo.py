@@ -27,7 +27,7 @@ from ckptfix.io.layers import WindowName
 from ckptfix.io.source import is_folder, open_source
 from ckptfix.urls import as_path
 
-NAME = "nemo"
+NAME = "nemo-ranks"
 ARCHIVE_NAME = "nemo-archive"
 CONFIG = "model_config.yaml"
 MOST_MEMBERS = 10_000

@@ -5,6 +5,7 @@ The names of the tensors are those of the source: a model with other names must 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +20,11 @@ from ckptfix.findings.table import found
 from ckptfix.formats.base import ParallelSizes
 from ckptfix.formats.folders.assembly import Assembly, mapping, ordered
 from ckptfix.formats.members import MEGATRON_FOLDER
-from ckptfix.formats.parallel import flat, megatron
+from ckptfix.formats.parallel import flat, megatron, parameters
 from ckptfix.formats.parallel.cuts import RankCut, part_of_rank
 from ckptfix.formats.parallel.files import (
     META_FILE,
+    PARAMETERS,
     TRACKER,
     json_settings,
     planned_files,
@@ -80,8 +82,19 @@ def plan_meta(
         raise Refused("Meta's files are cut by tensors alone", path=dest, hint="leave out --pp and --ep")
     cut = checkpoint.traits.get("tok_embeddings")
     known = {} if cut is None else {"tok_embeddings.weight": cut}
-    settings = json_settings(_folder_of(checkpoint))
-    return _flat_plan(entries, dest, settings, known, sizes)
+    folder = _folder_of(checkpoint)
+    settings = json_settings(folder)
+    if settings:
+        return _flat_plan(entries, dest, settings, known, sizes)
+    # The folder has no params.json that is copied along.
+    settings = parameters.shown({entry.key: entry.shape for entry in entries}, json_settings(folder, "config.json"))
+    plan = _flat_plan(entries, dest, settings, known, sizes)
+    text = json.dumps(settings).encode()
+    own = OutputFile.of(as_path(dest, PARAMETERS), [text])
+    unknown = [name for name in parameters.NEEDED if name not in settings]
+    why = "nothing in the source states it: add it before Meta's code loads the output"
+    lacking = [found("left-behind", why, where=f"{PARAMETERS}/{name}") for name in unknown]
+    return Plan((*plan.files, own), (*plan.findings, *lacking))
 
 
 def _folder_of(checkpoint: Checkpoint) -> str:

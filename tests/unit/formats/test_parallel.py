@@ -15,16 +15,21 @@ from typing import Any, Literal
 import pytest
 import rank_writer as writer
 import torch
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_writer import Model, Sizes, State, write_megatron, write_meta
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch_versions import ALONE
 
 import ckptfix
+from ckptfix.cli import commands
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WouldLoseData
 from ckptfix.formats.parallel import cuts
 from ckptfix.formats.parallel.cuts import RankCut
+from ckptfix.formats.parallel.parameters import shown
 from ckptfix.io.read import read_chunks
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 from ckptfix.ops.doctor import doctor
@@ -57,6 +62,8 @@ CASES: dict[str, Make] = {
     "Qwen, virtual pipeline": megatron(writer.qwen(), Sizes(2, 2, 2)),
     "Mixtral, EP 2": megatron(writer.mixtral(), Sizes(2, 1, 1, 2)),
     "Mixtral, EP 2, PP 2, grouped": megatron(writer.mixtral(grouped=True), Sizes(1, 2, 1, 2)),
+    "GroupedMLP": megatron(writer.legacy_grouped(), Sizes(2, 2)),
+    "GroupedMLP without gates": megatron(writer.legacy_grouped(gates=1), Sizes(4)),
     "GPT-2, tied": megatron(writer.gpt2(), Sizes(2, 2)),
     "GPT-2, one file": megatron(writer.gpt2(), Sizes()),
     "before the core": megatron(writer.legacy_gpt(3.0), Sizes(2, 2), nested=True),
@@ -103,6 +110,7 @@ SPLITS: dict[str, tuple[Model, Sizes, dict[str, Any]]] = {
     "Qwen": (writer.qwen(), Sizes(2, 2, 2), {}),
     "Mixtral": (writer.mixtral(), Sizes(2, 1, 1, 2), {}),
     "grouped": (writer.mixtral(grouped=True), Sizes(1, 2), {}),
+    "GroupedMLP": (writer.legacy_grouped(), Sizes(4), {}),
     "GPT-2": (writer.gpt2(), Sizes(4), {}),
     "before the core": (writer.legacy_gpt(0), Sizes(2), {"nested": True, "version": 0}),
 }
@@ -243,22 +251,6 @@ def test_a_run_with_several_saves_names_the_folder_of_one(tmp_path: Path) -> Non
     refused(tmp_path / "g", "2 saves", "iter_0000600")
 
 
-def write_nemo(model: Model, folder: Path, sizes: Sizes, *, config: str = "") -> State:
-    """Write the members of a .nemo archive of a model that is cut, and return its tensors with NeMo's names."""
-    write_megatron(model, folder.parent / f"{folder.name}-megatron", sizes)
-    for path in sorted((folder.parent / f"{folder.name}-megatron").rglob("*.pt")):
-        numbers = path.parent.name.removeprefix("mp_rank_").split("_")
-        place = folder / (f"tp_rank_{numbers[0]}_pp_rank_{numbers[1]}" if sizes.pp > 1 else path.parent.name)
-        place.mkdir(parents=True)
-        state = torch.load(path, weights_only=False)["model"]
-        torch.save({f"model.{name}": tensor for name, tensor in state.items()}, place / "model_weights.ckpt")
-    stated = {"tensor_model_parallel_size": sizes.tp, "pipeline_model_parallel_size": sizes.pp, "mcore_gpt": "true"}
-    stated |= {"num_layers": model.args["num_layers"], "hidden_size": 16, "activation": "fast-swiglu"}
-    lines = [f"{name}: {value}" for name, value in stated.items()]
-    (folder / "model_config.yaml").write_text("\n".join([*lines, "optim:", "  lr: 0.1", config, ""]))
-    return {f"model.{name}": tensor for name, tensor in model.tensors.items()}
-
-
 def packed(folder: Path, mode: Literal["w:", "w:gz"]) -> Path:
     path = folder.with_suffix(".nemo")
     with tarfile.open(path, mode) as archive:
@@ -274,7 +266,7 @@ APART = "share_embeddings_and_output_weights: false"
     [(writer.qwen(), Sizes(2), APART), (writer.qwen(), Sizes(2, 2), APART), (writer.gpt2(), Sizes(1, 2), "")],
 )
 def test_ranks_of_nemo_are_joined(model: Model, sizes: Sizes, config: str, tmp_path: Path) -> None:
-    whole = write_nemo(model, tmp_path / "n", sizes, config=config)
+    whole = writer.write_nemo(model, tmp_path / "n", sizes, config=config)
     ckptfix.convert(tmp_path / "n", tmp_path / "out.safetensors")
     same(whole, load_file(tmp_path / "out.safetensors"))
     for mode in ("w:", "w:gz"):
@@ -283,7 +275,7 @@ def test_ranks_of_nemo_are_joined(model: Model, sizes: Sizes, config: str, tmp_p
 
 
 def test_ranks_of_nemo_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
-    write_nemo(writer.qwen(), tmp_path / "n", Sizes(2), config=APART)
+    writer.write_nemo(writer.qwen(), tmp_path / "n", Sizes(2), config=APART)
     file = tmp_path / "n" / "mp_rank_01" / "model_weights.ckpt"
     refused(file, "rank 1 of 2", "ckptfix convert", kind=WouldLoseData)
     shutil.rmtree(file.parent)
@@ -298,6 +290,97 @@ def test_an_archive_of_nemo_with_a_distributed_checkpoint_says_how_to_unpack_it(
     (tmp_path / "n" / "model_config.yaml").write_text("a: 1")
     (tmp_path / "n" / "model_weights" / "common.pt").write_bytes(b"1")
     refused(packed(tmp_path / "n", "w:"), "NeMo", "tar -xf", "convert", "model_weights")
+
+
+def test_experts_in_one_matrix_of_several_groups_are_refused(tmp_path: Path) -> None:
+    """Each group has other experts under the same name, which a comparison of replicas would report as unequal."""
+    for sizes in (Sizes(1, 1, 1, 2), Sizes(2, 1, 1, 2)):
+        folder = tmp_path / f"{sizes.tp}"
+        write_megatron(writer.legacy_grouped(), folder, sizes)
+        refused(folder, "experts.weight1", "torch_dist", kind=Refused)
+
+
+def test_moments_and_masters_of_torch_dist_are_left_out(tmp_path: Path) -> None:
+    model = writer.qwen()
+    state = dict(model.tensors)
+    for slot in ("exp_avg", "exp_avg_sq", "fp32_param"):
+        state |= {f"optimizer.state.{slot}.{name}": whole.float() for name, whole in model.tensors.items()}
+    save(state, checkpoint_id=tmp_path / "in", **ALONE)
+    torch.save({"iteration": 5}, tmp_path / "in" / "common.pt")
+    (tmp_path / "in" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    done = ckptfix.convert(tmp_path / "in", tmp_path / "out.safetensors")
+    same(model.tensors, load_file(tmp_path / "out.safetensors"))
+    left = {row.where for row in done.findings if row.id == "left-behind"}
+    assert {f"optimizer.state.{slot}.output_layer.weight" for slot in ("exp_avg", "fp32_param")} <= left
+
+
+def test_an_optimizer_beside_the_model_is_named(tmp_path: Path) -> None:
+    folder = write_megatron(writer.gpt2(), tmp_path / "g", Sizes(2))
+    torch.save({"exp_avg": torch.zeros(4)}, folder / "mp_rank_00" / "distrib_optim.pt")
+    done = ckptfix.convert(tmp_path / "g", tmp_path / "out.safetensors")
+    assert "distrib_optim.pt" in [row.where for row in done.findings if row.id == "left-behind"]
+
+
+class Holder(torch.nn.Module):
+    """A model with parameters of any names."""
+
+    def __init__(self, tensors: State) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            module: torch.nn.Module = self
+            *path, leaf = name.split(".")
+            for part in path:
+                if part not in module._modules:
+                    module.add_module(part, torch.nn.Module())
+                module = module.get_submodule(part)
+            module.register_buffer(leaf, torch.zeros_like(tensor))
+
+
+@pytest.mark.parametrize("case", ["Llama 3", "fairseq", "Qwen, virtual pipeline", "GroupedMLP"])
+def test_a_folder_is_loaded_into_a_model(case: str, tmp_path: Path) -> None:
+    whole = CASES[case](tmp_path / "in")
+    model = Holder(whole)
+    ckptfix.load_into(model, tmp_path / "in")
+    same(whole, dict(model.state_dict()))
+
+
+@pytest.mark.parametrize("command", ["ls", "inspect", "doctor", "digest", "stats", "diff"])
+@pytest.mark.parametrize("case", ["Llama 3", "fairseq", "Qwen, TP 2, PP 2"])
+def test_every_command_that_reads_takes_the_folder(command: str, case: str, tmp_path: Path) -> None:
+    CASES[case](tmp_path / "in")
+    places = [str(tmp_path / "in")] * (2 if command == "diff" else 1)
+    done = CliRunner().invoke(commands, [command, *places])
+    assert done.exit_code == 0, done.output
+    assert "21 tensors" in done.output if (case, command) == ("Llama 3", "diff") else done.output
+
+
+def test_parameters_are_written_as_far_as_they_are_known(tmp_path: Path) -> None:
+    model = writer.llama(3)
+    (tmp_path / "in").mkdir()
+    save_file(model.tensors, tmp_path / "in" / "model.safetensors")
+    dims: dict[str, int | str] = {"tok_embeddings.weight": 0}
+    done = ckptfix.convert(tmp_path / "in" / "model.safetensors", tmp_path / "a", to="meta", tp=2, dims=dims)
+    found = json.loads((tmp_path / "a" / "params.json").read_text())
+    assert (found["dim"], found["n_layers"], found["vocab_size"]) == (16, 2, 40) and "n_heads" not in found
+    assert {"params.json/n_heads", "params.json/norm_eps"} <= {row.where for row in done.findings}
+    config = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"head_dim": 4, "rope_scaling": {"rope_type": "llama3"}}
+    (tmp_path / "in" / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-5}))
+    done = ckptfix.convert(tmp_path / "in", tmp_path / "b", to="meta", tp=2, dims=dims)
+    found = json.loads((tmp_path / "b" / "params.json").read_text())
+    assert (found["n_heads"], found["n_kv_heads"], found["norm_eps"], found["use_scaled_rope"]) == (4, 2, 1e-5, True)
+    assert not [row for row in done.findings if str(row.where).startswith("params.json")]
+    refused(tmp_path / "in", "2 heads", to="meta", tp=4, dims=dims, kind=Refused)
+    for name in ("a", "b"):
+        ckptfix.convert(tmp_path / name, tmp_path / f"{name}.safetensors")
+        same(model.tensors, load_file(tmp_path / f"{name}.safetensors"))
+
+
+@pytest.mark.parametrize(("dim", "rows"), [(4096, 11008), (4096, 14336), (8192, 28672), (5120, 13824), (2048, 8192)])
+def test_parameters_of_the_feed_forward_layer_give_its_rows(dim: int, rows: int) -> None:
+    found: Any = shown({"norm.weight": (dim,), "layers.0.feed_forward.w1.weight": (rows, dim)}, {})
+    inner = int(found.get("ffn_dim_multiplier", 1) * int(2 * 4 * dim / 3))
+    assert found["multiple_of"] * -(-inner // found["multiple_of"]) == rows
 
 
 class Runs:
