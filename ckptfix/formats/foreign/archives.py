@@ -127,7 +127,8 @@ def tar_archive(file: UnknownFile) -> Answer | None:
         own, folder = quoted(file.path), as_path(file.path).with_suffix("")
         unpacked = command("convert", folder / "model_weights", "OUT.safetensors")
         hint = f"unpack it: `mkdir {quoted(str(folder))} && tar -xf {own} -C {quoted(str(folder))}`, then `{unpacked}`"
-        return Answer("tar-archive", "an archive of NeMo with a distributed checkpoint in its folder model_weights", hint)
+        what = "an archive of NeMo with a distributed checkpoint in its folder model_weights"
+        return Answer("tar-archive", what, hint)
     return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}")
 
 

@@ -136,7 +136,7 @@ class MegatronSizes:
 
 @dataclass(frozen=True, slots=True)
 class SaveLayout:
-    """How a library lays out the files of the ranks of a model that Megatron-LM cut.
+    """The layout of a library for the files of ranks of a model that Megatron-LM cut.
 
     Attributes:
         holder: the key of the state dict in the joined object; ``""`` if the object is the state dict.

@@ -1,10 +1,10 @@
-"""The files of the ranks of a NeMo model, as an unpacked ``.nemo`` archive has them.
+"""The files of the ranks of a NeMo model, in a ``.nemo`` archive (a tar) or in the folder that it was unpacked to.
 
 ::
 
-    FOLDER/model_config.yaml
-    FOLDER/mp_rank_00/model_weights.ckpt                     tensor parallelism alone
-    FOLDER/tp_rank_00_pp_rank_000/model_weights.ckpt         and pipeline parallelism
+    model_config.yaml
+    mp_rank_00/model_weights.ckpt                     tensor parallelism alone
+    tp_rank_00_pp_rank_000/model_weights.ckpt         and pipeline parallelism
 
 A file is the state dict of a rank, with the names of Megatron-LM behind ``model.``. The sizes are in the configuration:
 here its lines ``name: value`` are read, and everything below them is not needed.
@@ -36,8 +36,8 @@ _NUMBER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "~": None}
 
 GATED = frozenset(f"{fast}{name}" for fast in ("", "fast-") for name in ("geglu", "reglu", "swiglu"))
-"""Activations with a gate. The core has both matrices in one ``linear_fc1``. Before it, only those called ``fast-`` are in
-one ``dense_h_to_4h``; others have a ``dense_h_to_4h_2``."""
+"""Activations with a gate. The core has both matrices in one ``linear_fc1``. Before it, only those called ``fast-`` are
+in one ``dense_h_to_4h``; others have a ``dense_h_to_4h_2``."""
 
 
 def rank_files(path: str) -> FoundFiles | None:

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch_versions import ALONE
 
 import ckptfix
-from ckptfix.cli import commands
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
+from ckptfix.cli import commands
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WouldLoseData
 from ckptfix.formats.parallel import cuts
 from ckptfix.formats.parallel.cuts import RankCut
@@ -363,7 +363,7 @@ def test_parameters_are_written_as_far_as_they_are_known(tmp_path: Path) -> None
     found = json.loads((tmp_path / "a" / "params.json").read_text())
     assert (found["dim"], found["n_layers"], found["vocab_size"]) == (16, 2, 40) and "n_heads" not in found
     assert {"params.json/n_heads", "params.json/norm_eps"} <= {row.where for row in done.findings}
-    config = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config |= {"head_dim": 4, "rope_scaling": {"rope_type": "llama3"}}
     (tmp_path / "in" / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-5}))
     done = ckptfix.convert(tmp_path / "in", tmp_path / "b", to="meta", tp=2, dims=dims)
