@@ -26,6 +26,9 @@ from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
 _MAX_MEMBERS = 1000
 """The number of members of a tar, or entries of a folder, that are looked at."""
 
+RANKS_METADATA = "metadata.pkl"
+"""The file that torch_checkpointing writes beside those of the ranks (distributed_metadata.py, e57668f)."""
+
 _REPACK = "zip it again so that data.pkl is in one folder: zip -0 -r FIXED.pth FOLDER"
 
 
@@ -213,6 +216,12 @@ def folder(path: str) -> Answer:
     if saves:
         hint = f"name the folder of one of them: {quoted(str(saves[-1]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder: a run of Megatron-LM with {plural(len(saves), 'save')}", hint)
+    ranks = [name for name in sorted(names) if re.fullmatch(r"checkpoint_\d+\.pt", name)]
+    if ranks and RANKS_METADATA in names:
+        own = [as_path(path) / name for name in sorted(ranks, key=lambda name: (len(name), name))]
+        what = f"a folder: a checkpoint of torch_checkpointing, with the files of {plural(len(own), 'rank')}"
+        joins = f"{command('convert', *own)} -o OUT.pth"
+        return Answer("no-checkpoint", what, f"`{joins}` joins the files of ranks, if they hold DTensors")
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
     below = [entry.name for entry in inner if any(_is_likely(name) for name in _names(entry))]
     if found:

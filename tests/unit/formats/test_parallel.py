@@ -18,6 +18,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_files import dtensors
 from rank_writer import Model, Sizes, State, write_megatron, write_meta
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -27,6 +28,7 @@ import ckptfix
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
 from ckptfix.cli import commands
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WouldLoseData
+from ckptfix.formats.foreign.archives import RANKS_METADATA
 from ckptfix.formats.parallel import cuts
 from ckptfix.formats.parallel.cuts import RankCut
 from ckptfix.formats.parallel.parameters import shown
@@ -363,8 +365,8 @@ def test_parameters_are_written_as_far_as_they_are_known(tmp_path: Path) -> None
     found = json.loads((tmp_path / "a" / "params.json").read_text())
     assert (found["dim"], found["n_layers"], found["vocab_size"]) == (16, 2, 40) and "n_heads" not in found
     assert {"params.json/n_heads", "params.json/norm_eps"} <= {row.where for row in done.findings}
-    config: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config |= {"head_dim": 4, "rope_scaling": {"rope_type": "llama3"}}
+    config: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2, "head_dim": 4, "rope_scaling": {"rope_type": "llama3"}}
     (tmp_path / "in" / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-5}))
     done = ckptfix.convert(tmp_path / "in", tmp_path / "b", to="meta", tp=2, dims=dims)
     found = json.loads((tmp_path / "b" / "params.json").read_text())
@@ -381,6 +383,15 @@ def test_parameters_of_the_feed_forward_layer_give_its_rows(dim: int, rows: int)
     found: Any = shown({"norm.weight": (dim,), "layers.0.feed_forward.w1.weight": (rows, dim)}, {})
     inner = int(found.get("ffn_dim_multiplier", 1) * int(2 * 4 * dim / 3))
     assert found["multiple_of"] * -(-inner // found["multiple_of"]) == rows
+
+
+def test_files_of_torch_checkpointing_are_named_with_the_command_that_joins_them(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    for rank in range(2):
+        dtensors(tmp_path / "t" / f"checkpoint_{rank}.pt", rank)
+    (tmp_path / "t" / RANKS_METADATA).write_bytes(b"")
+    refused(tmp_path / "t", "torch_checkpointing", "2 ranks", "checkpoint_0.pt", "checkpoint_1.pt -o OUT.pth")
+    assert any("torch_checkpointing" in row.message for row in doctor(tmp_path / "t").findings)
 
 
 class Runs:
