@@ -70,11 +70,12 @@ def edited(name: str, path: Path, *edits: Edit) -> Path:
 
 
 def test_every_format_has_a_sample(name: str) -> None:
-    # An archive is no state dict by itself: test_archives has its files. test_programs has those of programs.
+    # An archive is no state dict by itself: test_archives and test_parallel have such files. test_programs has those of programs.
     # test_arrays has those of other frameworks' files, which have no objects.
     programs = {one for one, format in FORMATS.items() if format.program}
     arrays = {one for one in FORMATS if not (FORMATS[one].writes or FORMATS[one].folder or states(one, "objects"))}
-    assert {one for one, format in FORMATS.items() if not format.folder} == {*SAMPLES, "archive", *programs, *arrays}
+    files = {one for one, format in FORMATS.items() if not format.folder}
+    assert files == {*SAMPLES, "archive", "nemo-archive", *programs, *arrays}
     assert len(programs) == 2
     format = FORMATS[name]
     assert name == format.name and format.title and all(suffix[0] == "." for suffix in format.suffixes)
