@@ -70,7 +70,7 @@ def edited(name: str, path: Path, *edits: Edit) -> Path:
 
 
 def test_every_format_has_a_sample(name: str) -> None:
-    # An archive is no state dict by itself: test_archives and test_parallel have such files. test_programs has those of programs.
+    # An archive is no state dict by itself: test_archives and test_parallel have such files, test_programs programs.
     # test_arrays has those of other frameworks' files, which have no objects.
     programs = {one for one, format in FORMATS.items() if format.program}
     arrays = {one for one in FORMATS if not (FORMATS[one].writes or FORMATS[one].folder or states(one, "objects"))}
