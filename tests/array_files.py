@@ -64,18 +64,29 @@ def pickled(arrays: Arrays, path: Path) -> None:
 _GGML = {"float32": 0, "float16": 1, "int8": 24, "int16": 25, "int32": 26, "int64": 27, "float64": 28, "bfloat16": 30}
 
 
-def gguf(arrays: Arrays, path: Path, *, blocks: Mapping[str, tuple[int, int]] | None = None, order: str = "<") -> None:
+def gguf(
+    arrays: Arrays,
+    path: Path,
+    *,
+    blocks: Mapping[str, tuple[int, int]] | None = None,
+    order: str = "<",
+    architecture: str = "llama",
+    numbers: Mapping[str, int] | None = None,
+) -> None:
     """Write GGUF version 3.
 
     Args:
         blocks: key of an array of bytes -> number of its type, and weights in a row.
+        numbers: further pairs of the metadata.
     """
 
     def text(value: str) -> bytes:
         return struct.pack(f"{order}Q", len(value.encode())) + value.encode()
 
-    pairs = text("general.architecture") + struct.pack(f"{order}I", 8) + text("llama")
+    pairs = text("general.architecture") + struct.pack(f"{order}I", 8) + text(architecture)
     pairs += text("tokens") + struct.pack(f"{order}IIQ", 9, 8, 2) + text("a") + text("bb")
+    for key, number in (numbers or {}).items():
+        pairs += text(key) + struct.pack(f"{order}II", 4, number)
     table, data = b"", b""
     for key, value in arrays.items():
         kind, width = (blocks or {}).get(key, (None, 0))
@@ -84,7 +95,7 @@ def gguf(arrays: Arrays, path: Path, *, blocks: Mapping[str, tuple[int, int]] | 
         table += struct.pack(f"{order}IQ", _GGML[value.dtype.name] if kind is None else kind, len(data))
         raw = value.tobytes() if order == "<" else value.astype(value.dtype.newbyteorder(order)).tobytes()
         data += raw + bytes(-len(raw) % 32)
-    head = b"GGUF" + struct.pack(f"{order}IQQ", 3, len(arrays), 2) + pairs + table
+    head = b"GGUF" + struct.pack(f"{order}IQQ", 3, len(arrays), 2 + len(numbers or {})) + pairs + table
     path.write_bytes(head + bytes(-len(head) % 32) + data)
 
 

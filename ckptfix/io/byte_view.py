@@ -9,15 +9,17 @@ anywhere (`Turned`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
+from typing import Any
 
-from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, contiguous_stride
+from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, contiguous_stride, dtypes
 from ckptfix.checkpoint.byte_ranges import Spliced, in_one_piece
 from ckptfix.checkpoint.tensors import is_contiguous
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import Refused
+from ckptfix.errors import Refused, about
 from ckptfix.io.checksums import crc32_joined
 from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.derived import block_of, gathered
@@ -26,6 +28,8 @@ from ckptfix.io.virtual_files import SplicedFile, SplicedPiece, VirtualFile
 
 _NUMBERS = count()
 ZEROS = 1 << 20
+
+Block = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +216,41 @@ def masked(array: ByteView, mask: ByteView, dtype: str, name: str) -> ByteView:
     Args:
         name: the name of the file of its bytes in messages.
     """
-    file = Masked(row_major(array), row_major(mask), dtype, name)
-    return ByteView.whole(ByteRange(file, 0, file.size), array.itemsize, array.shape)
+    return _computed(partial(_product, dtype), (array, mask), name)
+
+
+def added(array: ByteView, number: int, dtype: str, name: str) -> ByteView:
+    """Return the sums of the elements and a number, rounded to their own dtype, which is in `FLOAT_BITS`."""
+    return _computed(partial(_sums, dtype, number), (array,), name)
+
+
+def _computed(compute: Callable[..., bytes], arrays: Sequence[ByteView], name: str) -> ByteView:
+    file = Computed(compute, [row_major(array) for array in arrays], name)
+    return ByteView.whole(ByteRange(file, 0, file.size), arrays[0].itemsize, arrays[0].shape)
+
+
+def _product(dtype: str, value: Block, mask: Block) -> bytes:
+    import numpy
+
+    sign, exponent, one = FLOAT_BITS[dtype]
+    numbers, kept = (numpy.frombuffer(data, f"<u{dtypes.by_name(dtype).itemsize}") for data in (value, mask))
+    hidden = kept & ~numpy.array(sign, kept.dtype) == 0
+    odd = ~hidden & (kept != one)
+    if odd.any() or (numbers[hidden] & exponent == exponent).any():
+        why = "a mask has numbers other than 0 and 1" if odd.any() else "a mask hides numbers that are not finite"
+        raise Refused(why, hint="call torch.nn.utils.prune.remove in the script that pruned the model")
+    return bytes(numpy.where(hidden, numbers & sign, numbers).tobytes())
+
+
+def _sums(dtype: str, number: int, value: Block) -> bytes:
+    import numpy
+
+    kind = dtypes.numpy_dtype(dtype)
+    assert kind is not None
+    little = kind if dtype == "bfloat16" else kind.newbyteorder("<")
+    numbers: Any = numpy.frombuffer(value, little)
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        return bytes((numbers + kind.type(number)).astype(little, copy=False).tobytes())
 
 
 def _zeros(nbytes: int) -> Iterator[bytes]:
@@ -255,53 +292,41 @@ class Turned(VirtualFile, Spliced):
         return block, offset - start
 
 
-class Masked(VirtualFile, Spliced):
-    """The name of a virtual file that holds the product of a view and a mask, computed in blocks when it is read."""
+class Computed(VirtualFile, Spliced):
+    """The name of a virtual file that holds numbers computed from views of equal size, in blocks when it is read."""
 
-    _data: tuple[ByteRange, ByteRange]
-    _bits: tuple[int, int, int]
-    _itemsize: int
+    _data: tuple[ByteRange, ...]
+    _compute: Callable[..., bytes]
     _block: tuple[int, bytes]
 
-    def __new__(cls, array: ByteView, mask: ByteView, dtype: str, name: str) -> Masked:
+    def __new__(cls, compute: Callable[..., bytes], arrays: Sequence[ByteView], name: str) -> Computed:
         made = super().__new__(cls, _named(name))
-        made._data = _run(array), _run(mask)
-        made._bits = FLOAT_BITS[dtype]
-        made._itemsize = array.itemsize
-        made.size = array.nbytes
+        made._data = tuple(map(_run, arrays))
+        made._compute = compute
+        made.size = arrays[0].nbytes
         made._block = (0, b"")
         return made
 
     def pieces(self, offset: int, length: int) -> Iterator[Segment]:
-        whole = Derived(self.size, self._chunks, "masked", self._data)
+        whole = Derived(self.size, self._chunks, "computed", self._data)
         if length == self.size:
             yield whole
         else:
             yield replace(whole, length=length, chunks=lambda: cut(whole.chunks(), offset, length))
 
     def _chunks(self) -> Iterator[bytes]:
-        values, masks = (read_chunks(data, ZEROS) for data in self._data)
-        for value, mask in zip(values, masks, strict=True):
-            yield self._product(value, mask)
+        for blocks in zip(*(read_chunks(data, ZEROS) for data in self._data), strict=True):
+            yield self._made(*blocks)
 
-    def _product(self, value: bytes | memoryview, mask: bytes | memoryview) -> bytes:
-        import numpy
-
-        sign, exponent, one = self._bits
-        numbers, kept = (numpy.frombuffer(data, f"<u{self._itemsize}") for data in (value, mask))
-        hidden = kept & ~numpy.array(sign, kept.dtype) == 0
-        odd = ~hidden & (kept != one)
-        if odd.any() or (numbers[hidden] & exponent == exponent).any():
-            why = "a mask has numbers other than 0 and 1" if odd.any() else "a mask hides numbers that are not finite"
-            raise Refused(f"{self}: {why}", hint="call torch.nn.utils.prune.remove in the script that pruned the model")
-        return bytes(numpy.where(hidden, numbers & sign, numbers).tobytes())
+    def _made(self, *blocks: Block) -> bytes:
+        with about(str(self)):
+            return self._compute(*blocks)
 
     def at(self, offset: int) -> tuple[Segment, int]:
         start, block = self._block
         if not start <= offset < start + len(block):
             start = offset - offset % ZEROS
             length = min(ZEROS, self.size - start)
-            value, mask = (b"".join(read_chunks(data.sub(start, length), ZEROS)) for data in self._data)
-            block = self._product(value, mask)
+            block = self._made(*(b"".join(read_chunks(data.sub(start, length), ZEROS)) for data in self._data))
             self._block = (start, block)
         return block, offset - start

@@ -27,6 +27,9 @@ _PRODUCT = re.compile(r"(?:\d{1,18}|[a-z])(?:\*(?:\d{1,18}|[a-z]))*")
 _NUMBER = re.compile(r"-?\d{1,18}")
 
 HALF, INTERLEAVED = "half", "interleaved"
+FIRST, LAST = "first", "last"
+_WORDS = {"rope": (HALF, INTERLEAVED), "outputs": (FIRST, LAST)}
+"""Operation -> the two values of its option ``to=``, each of which undoes the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ _PARTS = {"dim": "int", "sizes": "ints", "heads": "count", "kv": "count", "parts
 _GROUPS = {**_PARTS, "groups": "count"}
 _SHAPES = {"from": "sizes", "to": "sizes", "of": "ints"}
 _ROPE = {"dim": "int", "heads": "count", "to": "word", "of": "ints"}
+_OUTPUTS = {"to": "word", "of": "ints"}
 _ROWS = {"dim": "int", "from": "count", "to": "count", "fill": "int", "of": "ints"}
 
 TABLE: dict[str, OperationSpec] = {
@@ -64,11 +68,16 @@ TABLE: dict[str, OperationSpec] = {
     "reshape": OperationSpec("each", "gives the same elements a different shape", _SHAPES, ("from", "to")),
     "rope": OperationSpec("each", "puts rotary pairs of each head side by side, or in halves", _ROPE, ("heads", "to")),
     "rows": OperationSpec("each", "cuts to N rows, or pads to N with zeros", _ROWS, ("to",)),
+    "outputs": OperationSpec("each", "puts the outputs of a kernel first, or last", _OUTPUTS, ("to",)),
+    "add": OperationSpec("each", "adds N to each number", {"n": "int", "of": "ints"}, ("n",)),
     "drop": OperationSpec("name", "leaves the tensor out"),
     "tie": OperationSpec("name", "adds a second key for the same tensor"),
     "untie": OperationSpec("name", "leaves out a second key of the same tensor"),
 }
 """Operations by name."""
+
+COMPUTE = frozenset(["mask", "add"])
+"""Operations that make other numbers; all others put the same numbers in other places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +125,11 @@ class Operation:
             return Operation("permute", {**options, "dims": tuple(dims.index(place) for place in range(len(dims)))})
         if self.name == "reshape":
             return Operation("reshape", {**options, "from": options["to"], "to": options["from"]})
-        if self.name == "rope":
-            return Operation("rope", {**options, "to": HALF if options["to"] == INTERLEAVED else INTERLEAVED})
+        if self.name in _WORDS:
+            one, other = _WORDS[self.name]
+            return Operation(self.name, {**options, "to": one if options["to"] == other else other})
+        if self.name == "add":
+            return Operation("add", {**options, "n": -(self.number("n") or 0)})
         if self.name == "rows":
             return self._rows_back()
         if self.name == "transpose":
@@ -188,8 +200,8 @@ def _refuse_senseless(made: Operation) -> None:
         raise Refused("`transpose` swaps two dimensions, such as dims=0,1")
     if made.name == "permute" and sorted(dims or ()) != list(range(len(dims or ()))):
         raise Refused("`permute` names each dimension once, such as dims=0,2,3,1")
-    if made.name == "rope" and made.options["to"] not in (HALF, INTERLEAVED):
-        raise Refused(f"`rope` needs to={HALF} or to={INTERLEAVED}")
+    if made.options.get("to") not in _WORDS.get(made.name, (made.options.get("to"),)):
+        raise Refused(f"`{made.name}` needs {' or '.join(f'to={word}' for word in _WORDS[made.name])}")
     if made.name == "rows" and made.options.get("fill", 0) != 0:
         raise Refused("`rows` pads with zeros: fill=0")
     if made.name == "reshape":

@@ -31,6 +31,8 @@ DIGESTS: dict[str, str] = json.loads((HERE / "library_digests.json").read_text("
 
 ROWS: dict[str, NameConversion] = {}
 for _one in tables.shipped():
+    if _one.path.removesuffix(".rules") in tables.FORMATS:  # test_format_tables.py
+        continue
     _name = f"{_one.family} {':'.join(_one.names)}"
     ROWS[f"{_name} (other)" if _name in ROWS else _name] = _one
 HUBS = ("hf", "diffusers")
@@ -124,9 +126,10 @@ def test_a_key_without_a_line_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_every_table_is_listed_and_described() -> None:
     folder = Path(tables.__file__).parent
-    assert sorted(path.stem for path in folder.glob("*.rules")) == sorted(tables.FAMILIES)
+    assert sorted(path.stem for path in folder.glob("*.rules")) == sorted((*tables.FAMILIES, *tables.FORMATS))
     for one in tables.shipped():
         assert {"family", "models", "versions", "source"} <= one.about.keys(), one
+    for one in ROWS.values():
         assert one.family == one.path.removesuffix(".rules")
         assert hub_of(one.family) in (*one.names, *(name for row in tables.shipped() if row.family == one.family
                                                     and one.new == row.old for name in row.names))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tables of names: rules files that ship with the package, a file for each family of models.
+"""Tables of names: rules files that ship with the package, a file for each family of models, or for a format.
 
 A table holds conversions. A comment ``# names: FROM:TO`` begins one, and its lines give a model the names of TO that
 has those of FROM; run backwards, they lead from TO to FROM. Further comments describe it::
@@ -32,7 +32,10 @@ FAMILIES: tuple[str, ...] = (
     *("llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt2", "gpt_neox"),
     *("whisper", "vit", "clip", "sd_unet", "sdxl_unet", "sd_vae"),
 )
-"""The tables of the package, in order: ``FAMILY.rules`` in this folder."""
+"""The tables of families, in order: ``FAMILY.rules`` in this folder."""
+
+FORMATS: tuple[str, ...] = ("gguf",)
+"""The tables of formats with names of their own: ``FORMAT.rules``, in which each conversion states its family."""
 
 OTHER_WORDS: Mapping[str, str] = {
     "transformers": "hf",
@@ -150,7 +153,7 @@ def conversions(text: str, path: str) -> tuple[NameConversion, ...]:
 @cache
 def shipped() -> tuple[NameConversion, ...]:
     """Return the conversions of the package's tables."""
-    texts = ((f"{name}.rules", files(__name__).joinpath(f"{name}.rules")) for name in FAMILIES)
+    texts = ((f"{name}.rules", files(__name__).joinpath(f"{name}.rules")) for name in (*FAMILIES, *FORMATS))
     return tuple(one for name, file in texts for one in conversions(file.read_text(encoding="utf-8"), name))
 
 
@@ -182,5 +185,5 @@ def routes(rows: Sequence[NameConversion], old: str | None, new: str) -> Iterato
             yield (row,)
     for first, second in permutations(turned, 2):
         joined = first.new == second.old and second.new == new and first.old != new
-        if joined and first.path == second.path and first.family == second.family and old in (None, first.old):
+        if joined and first.family == second.family and old in (None, first.old):
             yield first, second

@@ -39,10 +39,16 @@ ARGUMENTS = ("common.pt",)
 """Torch files in the folder of a checkpoint that hold the arguments of its run: of Megatron's torch_dist."""
 
 SIZES: Mapping[str, tuple[str, ...]] = {
-    "heads": ("num_attention_heads", "n_heads", "n_head", "num_heads"),
-    "kv": ("num_key_value_heads", "n_kv_heads", "n_query_groups", "num_query_groups", "num_kv_heads"),
+    "heads": ("num_attention_heads", "n_heads", "n_head", "num_heads", "attention.head_count"),
+    "kv": (
+        *("num_key_value_heads", "n_kv_heads", "n_query_groups", "num_query_groups", "num_kv_heads"),
+        "attention.head_count_kv",
+    ),
 }
 """Size in a rules file -> the names that configurations have for it; any other size has its own name there."""
+
+ARCHITECTURE = "general.architecture"
+"""The key of GGUF's metadata that states the family; the keys of its sizes begin with that word."""
 
 NO_HEADS = Heads()
 
@@ -238,14 +244,15 @@ def steps(
     """
     known = [one for one in (tables.shipped() if rows is None else rows) if family in (None, one.family)]
     if not known:
-        raise Refused(f"there is no table called {family!r}", hint=f"they are {', '.join(tables.FAMILIES)}")
+        families = dict.fromkeys(one.family for one in tables.shipped())
+        raise Refused(f"there is no table called {family!r}", hint=f"they are {', '.join(families)}")
     ways = list(tables.routes(known, old, new))
     if not ways:
         raise _unknown(known, old, new)
     keys = list(_keys(checkpoint, at))
     if not keys:
         raise Refused("it has no tensors to rename", path=checkpoint.path)
-    kind = json_beside_of(origin, checkpoint, "config.json").get("model_type")
+    kind, stated = _model_type(checkpoint, origin)
     fits: list[tuple[int, int, Route]] = []
     misfits: list[tuple[int, int, str, Route]] = []
     for number, way in enumerate(ways):
@@ -262,7 +269,7 @@ def steps(
     named = [row for row in fits if kind is None or not row[2][0].types or kind in row[2][0].types]
     if not named:
         way = min(fits, key=lambda row: row[:2])[2]
-        message = f"config.json says model_type {kind!r}, which the table {way[0].family} is not for"
+        message = f"{stated} {kind!r}, which the table {way[0].family} is not for"
         raise Refused(message, path=checkpoint.path, hint="with --map FILE, --names takes a table of your own")
     _, _, way = min(named, key=lambda row: row[:2])
     sizes = _sizes(checkpoint, way, heads, origin)
@@ -270,6 +277,22 @@ def steps(
         made = tuple(RouteStep(one, one.rules(sizes)) for one in way)
     _refuse_widths(checkpoint, made[0].rules, at)
     return made
+
+
+def _model_type(checkpoint: Checkpoint, origin: Origin | None) -> tuple[object, str]:
+    """Return the type of the model that the file states, or the config.json beside it, and who states it."""
+    own = _original(checkpoint, origin).metadata.get(ARCHITECTURE)
+    if own is not None:
+        return own, "the file says architecture"
+    return json_beside_of(origin, checkpoint, "config.json").get("model_type"), "config.json says model_type"
+
+
+def _original(checkpoint: Checkpoint, origin: Origin | None) -> Checkpoint:
+    """Return the file that the user named: a planned one may be in a format that holds tensors alone."""
+    if origin is not None:
+        with suppress(CkptfixError):
+            return formats.open_checkpoint(formats.located(os.fspath(origin.read)))
+    return checkpoint
 
 
 def _refuse_widths(checkpoint: Checkpoint, rules: Rules, at: str | None) -> None:
@@ -377,14 +400,14 @@ def _holders(checkpoint: Checkpoint, origin: Origin | None) -> Iterator[Mapping[
         inner = config.get("text_config")
         yield config
         yield inner if isinstance(inner, dict) else {}
-    if origin is not None:
-        # A planned file may be in a format that holds tensors alone.
-        with suppress(CkptfixError):
-            checkpoint = formats.open_checkpoint(formats.located(os.fspath(origin.read)))
-    yield from _arguments(checkpoint)
+    original = _original(checkpoint, origin)
+    stated = original.metadata
+    front = f"{stated.get(ARCHITECTURE)}."
+    yield {key.removeprefix(front): int(text) for key, text in stated.items() if text.isdecimal() and len(text) < 10}
+    yield from _arguments(original)
     for name in ARGUMENTS:
         with suppress(CkptfixError):
-            if (file := file_beside(checkpoint, name)) is not None:
+            if (file := file_beside(original, name)) is not None:
                 yield from _arguments(formats.open_checkpoint(file))
 
 

@@ -23,6 +23,7 @@ from ckptfix.errors import KeyConflict, Refused, Unsupported
 from ckptfix.formats import weights_of
 from ckptfix.io import byte_view
 from ckptfix.io.byte_view import ByteView
+from ckptfix.names.operations import COMPUTE
 from ckptfix.names.rulefile import Rules, TensorRule, several
 from ckptfix.ops.quantized import refuse_apart
 from ckptfix.ops.rank_shards import refuse_odd_keys, refuse_piece
@@ -107,9 +108,10 @@ class TransformedTensors:
             refuse_odd_keys(checkpoint, site.at)
             steps = [(group.old(), group.rule.operations) for group in groups.groups.values()]
             rules = [group.rule for group in groups.groups.values()]
-            masks = [rule for rule in rules if any(one.name == "mask" for one in rule.operations)]
-            if masks and checkpoint.byteorder != "little":
-                raise self.refused(masks[0], "`mask` computes numbers, and the file is big-endian: convert it first")
+            computed = ((rule, one.name) for rule in rules for one in rule.operations if one.name in COMPUTE)
+            rule, name = next(computed, (None, ""))
+            if rule is not None and checkpoint.byteorder != "little":
+                raise self.refused(rule, f"`{name}` computes numbers, and the file is big-endian: convert it first")
             refuse_apart(checkpoint, site.at, steps)
         found = StateDictChange(site.at, keys, {}, entries, groups.groups, groups.members)
         for key in keys:

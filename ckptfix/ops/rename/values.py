@@ -8,7 +8,7 @@ from dataclasses import field
 from ckptfix.dataclass import dataclass
 from ckptfix.io import byte_view
 from ckptfix.io.byte_view import ByteView
-from ckptfix.names.operations import HALF, Operation, Term
+from ckptfix.names.operations import FIRST, HALF, Operation, Term
 from ckptfix.words import plural
 
 Nested = ByteView | list["Nested"]
@@ -243,6 +243,22 @@ def _rope(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     return _flat(byte_view.permuted(cut, order), dim, 3)
 
 
+def _outputs(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
+    """Reorder (..., inputs, outputs), as Keras, Flax and TensorFlow have kernels, to (outputs, inputs, ...), or back."""
+    count = len(array.shape)
+    if count < 2:
+        raise Misfit(f"it has {plural(count, 'dimension')}, and no inputs and outputs")
+    first = operation.options["to"] == FIRST
+    order = (count - 1, count - 2, *range(count - 2)) if first else (*range(2, count), 1, 0)
+    return byte_view.permuted(array, order)
+
+
+def _add(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
+    if worker.dtype not in byte_view.FLOAT_BITS:
+        raise Misfit(f"it adds to numbers of {', '.join(byte_view.FLOAT_BITS)}, and these are {worker.dtype}")
+    return byte_view.added(array, operation.number("n") or 0, worker.dtype, worker.name)
+
+
 def _rows(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     dim = _dim(operation, len(array.shape))
     have, before, after = array.shape[dim], operation.number("from"), operation.number("to")
@@ -320,4 +336,6 @@ _EACH: dict[str, Callable[[Worker, Operation, ByteView], ByteView]] = {
     "reshape": _reshape,
     "rope": _rope,
     "rows": _rows,
+    "outputs": _outputs,
+    "add": _add,
 }
