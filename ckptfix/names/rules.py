@@ -6,7 +6,8 @@ is put where the new key has it.
 ======================  ======================================================
 ``{n}`` (any letter)    an integer
 ``{n+1}``, ``{n-2}``    on the right: that integer, shifted
-``{*}``                 the rest of the key, at the end of both sides only
+``{*}``                 any text of one or more components; often the rest
+                        of the key, at the end of both sides
 ======================  ======================================================
 
 All other text stands for itself, and a rule must match the whole key.
@@ -52,8 +53,6 @@ class NameRule:
             name = match[1] or match[2]
             if name in known or match[3]:
                 raise Refused(f"on the left, each placeholder must appear once, unshifted, as {{n}}: {self.old!r}")
-            if match[1] and match.end() != len(self.old):
-                raise Refused(f"{REST} must be at the end of a name: {self.old!r}")
             known.add(name)
             pattern += [re.escape(self.old[end : match.start()]), _group(name)]
             end = match.end()
@@ -67,7 +66,7 @@ class NameRule:
             parts.append((self.new[end : match.start()], "rest" if name == "*" else name, int(match[3] or 0)))
             end = match.end()
         parts.append((self.new[end:], "", 0))
-        literal = known <= {"*"}
+        literal = known <= {"*"} and REST not in self.old.removesuffix(REST)
         object.__setattr__(self, "_pattern", None if literal else Regex(rf"(?s)\A{''.join(pattern)}"))
         object.__setattr__(self, "_parts", tuple(parts))
 
@@ -188,13 +187,16 @@ class RuleTable:
         self._root = _Node()
         for index, rule in enumerate(rules):
             node = self._root
-            *front, last = rule.old.split(".")
-            for component in front if last.endswith(REST) else (*front, last):
+            for component in rule.old.split("."):
+                if REST in component:
+                    node.rest.append(index)
+                    break
                 if is_rule(component):
                     node = node.open.setdefault(component, (NameRule(component, ""), _Node()))[1]
                 else:
                     node = node.literal.setdefault(component, _Node())
-            (node.rest if last.endswith(REST) else node.whole).append(index)
+            else:
+                node.whole.append(index)
 
     def about(self, name: str) -> Iterator[NameRule]:
         """Return the rules that may apply to `name`, in order."""

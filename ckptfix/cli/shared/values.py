@@ -43,7 +43,7 @@ def names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
     from ckptfix.names.tables import shipped
 
     rows: dict[str, list[str]] = {}
-    for one in (*shipped(), *(row.turned() for row in shipped())):
+    for one in (way for row in shipped() for way in row.ways):
         rows.setdefault(f"{one.old}:{one.new}", []).append(one.family)
     return _items(((pair, ", ".join(dict.fromkeys(families))) for pair, families in rows.items()), incomplete)
 

@@ -34,7 +34,7 @@ FAMILIES: tuple[str, ...] = (
 )
 """The tables of families, in order: ``FAMILY.rules`` in this folder."""
 
-FORMATS: tuple[str, ...] = ("gguf",)
+FORMATS: tuple[str, ...] = ("gguf", "keras", "flax", "tensorflow", "mxnet")
 """The tables of formats with names of their own: ``FORMAT.rules``, in which each conversion states its family."""
 
 OTHER_WORDS: Mapping[str, str] = {
@@ -49,7 +49,7 @@ OTHER_WORDS: Mapping[str, str] = {
 }
 """Other words for an ecosystem -> the word in the tables."""
 
-_ABOUT = re.compile(r"#\s*(names|family|models|types|versions|source|note):\s+(\S.*?)\s*")
+_ABOUT = re.compile(r"#\s*(names|family|models|types|formats|versions|source|note|one-way):\s+(\S.*?)\s*")
 _PAIR = re.compile(r"([a-z0-9][\w.-]*):([a-z0-9][\w.-]*)", re.IGNORECASE)
 
 
@@ -91,10 +91,19 @@ class NameConversion:
         """The values of ``model_type`` in a config.json that it is for; empty for any."""
         return tuple(self.about.get("types", "").split())
 
+    def made_for(self, format: str) -> bool:
+        """Return whether it is for files of this format, before any other table."""
+        return format in self.about.get("formats", "").split()
+
     @property
     def needs(self) -> frozenset[str]:
         """The sizes of the model that its lines need."""
         return sizes_in(self.text)
+
+    @property
+    def ways(self) -> tuple[NameConversion, ...]:
+        """The conversion in each direction in which it can be run."""
+        return (self,) if "one-way" in self.about else (self, self.turned())
 
     def turned(self) -> NameConversion:
         """Return the conversion in the other direction."""
@@ -169,9 +178,9 @@ def ecosystems(rows: Iterable[NameConversion]) -> tuple[str, ...]:
 
 def pair_for(keys: Sequence[str], wanted: Sequence[str]) -> str | None:
     """Return the ``FROM:TO`` of the first conversion of the package that has lines for `keys` and makes `wanted`."""
-    both = [way for row in shipped() for way in (row, row.turned())]
-    fits = [row for row in both if not row.rules().unmatched(keys)[0]]
-    return next((f"{row.old}:{row.new}" for row in fits if not row.turned().rules().unmatched(wanted)[0]), None)
+    fits = [way for row in shipped() for way in row.ways if not way.rules().unmatched(keys)[0]]
+    backwards = [row.turned() for row in fits if "one-way" not in row.about]
+    return next((f"{row.new}:{row.old}" for row in backwards if not row.rules().unmatched(wanted)[0]), None)
 
 
 def routes(rows: Sequence[NameConversion], old: str | None, new: str) -> Iterator[Route]:
@@ -179,7 +188,7 @@ def routes(rows: Sequence[NameConversion], old: str | None, new: str) -> Iterato
 
     Two conversions follow each other only in one family.
     """
-    turned = [*rows, *(row.turned() for row in rows)]
+    turned = [*rows, *(way for row in rows for way in row.ways[1:])]
     for row in turned:
         if row.new == new and old in (None, row.old):
             yield (row,)

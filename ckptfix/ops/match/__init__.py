@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from ckptfix.names.slots import Slot
 from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import refuse_damaged
+from ckptfix.ops.match import layouts
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match import verify as verifier
 from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
@@ -215,7 +216,14 @@ def find(
     one = targets.of_fitting(checkpoint, target) if at is None else targets.of_checkpoint(checkpoint, at)
     refuse_damaged(checkpoint)
     with about(checkpoint.path):
-        matching, operations = aligned(one, target, by=by, reshape=reshape, heads=Heads(heads, kv_heads), blocks=blocks)
+
+        def fit(mine: targets.ExpectedModel) -> tuple[Matching, Operations]:
+            count = Heads(heads, kv_heads)
+            return aligned(mine, target, by=by, reshape=reshape, heads=count, blocks=blocks)
+
+        matching, operations = fit(one)
+        if by == "structure" and blocks is None:
+            matching, operations = _in_torchs_layout(checkpoint, one, fit) or (matching, operations)
         verdict = None
         if verify or source_model is not None:
             both = models(source_model or "", os.fspath(like), inputs, allow_import)
@@ -246,6 +254,19 @@ def find(
     return MatchProposal(
         *(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected, verified), named=source
     )
+
+
+def _in_torchs_layout(
+    checkpoint: Checkpoint,
+    one: targets.ExpectedModel,
+    fit: Callable[[targets.ExpectedModel], tuple[Matching, Operations]],
+) -> tuple[Matching, Operations] | None:
+    """Match a file of another framework after the table of its layers; None if there is none."""
+    found = layouts.turned(checkpoint, one.at)
+    if found is None:
+        return None
+    matching, operations = fit(found.side)
+    return layouts.of_original(found, matching, operations)
 
 
 def models(source: str, target: str, inputs: StrPath | None, allow_import: bool) -> verifier.Models:

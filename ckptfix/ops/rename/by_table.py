@@ -176,7 +176,7 @@ def names_making(
 def _made_by_tables(checkpoint: Checkpoint, at: str | None) -> Iterator[tuple[str, Mapping[str, tuple[int, ...]]]]:
     """Yield the keys and shapes after each single conversion that fits a checkpoint, with its ``FROM:TO``."""
     keys = list(_keys(checkpoint, at))
-    rows = [row for one in tables.shipped() for row in (one, one.turned())]
+    rows = [row for one in tables.shipped() for row in one.ways]
     # A table that lacks one of a few keys needs no look at all of them.
     likely = (row for row in rows if not row.rules().unmatched(keys[:3])[0])
     fitting = [row for row in likely if not row.rules().unmatched(keys)[0]]
@@ -252,7 +252,8 @@ def steps(
     keys = list(_keys(checkpoint, at))
     if not keys:
         raise Refused("it has no tensors to rename", path=checkpoint.path)
-    kind, stated = _model_type(checkpoint, origin)
+    original = _original(checkpoint, origin)
+    kind, stated = _model_type(original, origin)
     fits: list[tuple[int, int, Route]] = []
     misfits: list[tuple[int, int, str, Route]] = []
     for number, way in enumerate(ways):
@@ -262,10 +263,11 @@ def steps(
         else:
             fits.append((unused, number, way))
     if not fits:
-        if any(not way[-1].turned().rules().unmatched(keys)[0] for way in ways):
+        if any(not way[-1].turned().rules().unmatched(keys)[0] for way in ways if len(way[-1].ways) > 1):
             raise Refused(f"its keys are those of {new} already", path=checkpoint.path)
         count, _, key, way = min(misfits, key=lambda row: row[:2])
         raise _refusal(checkpoint, keys, count, key, way)
+    fits = [row for row in fits if row[2][0].made_for(original.format)] or fits
     named = [row for row in fits if kind is None or not row[2][0].types or kind in row[2][0].types]
     if not named:
         way = min(fits, key=lambda row: row[:2])[2]
@@ -279,12 +281,12 @@ def steps(
     return made
 
 
-def _model_type(checkpoint: Checkpoint, origin: Origin | None) -> tuple[object, str]:
+def _model_type(original: Checkpoint, origin: Origin | None) -> tuple[object, str]:
     """Return the type of the model that the file states, or the config.json beside it, and who states it."""
-    own = _original(checkpoint, origin).metadata.get(ARCHITECTURE)
+    own = original.metadata.get(ARCHITECTURE)
     if own is not None:
         return own, "the file says architecture"
-    return json_beside_of(origin, checkpoint, "config.json").get("model_type"), "config.json says model_type"
+    return json_beside_of(origin, original, "config.json").get("model_type"), "config.json says model_type"
 
 
 def _original(checkpoint: Checkpoint, origin: Origin | None) -> Checkpoint:

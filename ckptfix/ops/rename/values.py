@@ -244,7 +244,7 @@ def _rope(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
 
 
 def _outputs(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
-    """Reorder (..., inputs, outputs), as Keras, Flax and TensorFlow have kernels, to (outputs, inputs, ...), or back."""
+    """Reorder (..., inputs, outputs), the kernels of Keras and Flax, to (outputs, inputs, ...), or back."""
     count = len(array.shape)
     if count < 2:
         raise Misfit(f"it has {plural(count, 'dimension')}, and no inputs and outputs")

@@ -301,3 +301,38 @@ def test_a_mask_of_other_numbers_is_refused(tmp_path: Path, odd: dict[str, float
         line = "{weight_orig,weight_mask} -> weight | mask"
         ckptfix.rename(tmp_path / "pruned.pth", tmp_path / "out.pth", lines=(line,))
     assert not (tmp_path / "out.pth").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_a_number_is_added_as_torch_does(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = torch.linspace(-3, 3, 300_001).to(dtype)
+    torch.save({"w": values, "v": values[::2]}, tmp_path / "in.pth")
+    ckptfix.rename(tmp_path / "in.pth", tmp_path / "out.pth", lines=("w -> w | add n=-1", "v -> v | add n=2"))
+    made = torch.load(tmp_path / "out.pth")
+    assert torch.equal(made["w"], values - 1) and torch.equal(made["v"], values[::2] + 2)
+
+
+def test_a_number_is_not_added_to_integers(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(4, dtype=torch.int64)}, tmp_path / "in.pth")
+    with pytest.raises(Refused, match="int64"):
+        ckptfix.rename(tmp_path / "in.pth", tmp_path / "out.pth", lines=("w -> w | add n=1",))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (4, 2, 3), (4, 5, 2, 3), (6, 4, 5, 2, 3)], ids=str)
+def test_outputs_are_put_first_and_last_again(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    value = torch.arange(float(math.prod(shape))).reshape(shape)
+    torch.save({"w": value}, tmp_path / "in.pth")
+    rules = tmp_path / "rules.txt"
+    rules.write_text("w -> w | outputs to=first")
+    ckptfix.rename(tmp_path / "in.pth", tmp_path / "out.pth", rules=rules)
+    *spatial, inner, outer = range(len(shape))
+    assert torch.equal(torch.load(tmp_path / "out.pth")["w"], value.permute(outer, inner, *spatial))
+    ckptfix.rename(tmp_path / "out.pth", tmp_path / "back.pth", rules=rules, reverse=True)
+    assert torch.equal(torch.load(tmp_path / "back.pth")["w"], value)
+
+
+def test_a_placeholder_for_any_text_stands_anywhere(tmp_path: Path) -> None:
+    keys = ("net.a.kernel", "net.a.b.kernel", "net.c.bias")
+    torch.save({key: torch.ones(size) for size, key in enumerate(keys)}, tmp_path / "in.pth")
+    ckptfix.rename(tmp_path / "in.pth", tmp_path / "out.pth", lines=("net.{*}.kernel -> m.{*}.weight",))
+    assert set(torch.load(tmp_path / "out.pth")) == {"m.a.weight", "m.a.b.weight", "net.c.bias"}
