@@ -300,19 +300,19 @@ def without_optimizer(entries: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ..
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Return whether the file at `path` has the content of a checkpoint, intact or not; True if it cannot be read.
 
-    Files of other frameworks are read if a user names them. A search leaves them out: most ``.npz`` files are data.
+    A search finds the models of other frameworks, and leaves out files that are mostly data, such as ``.npz``.
     """
     try:
-        return is_torch(detect(path))
+        return is_searched(detect(path))
     except UnknownFormat:
         return False
     except CkptfixError:
         return True
 
 
-def is_torch(format: Format) -> bool:
-    """Return whether torch's users write this format, in contrast to other frameworks."""
-    return format.writes or format.folder or bool(format.states & base.OF_OBJECTS)
+def is_searched(format: Format) -> bool:
+    """Return whether a search of a folder finds this format: torch's own, and the models of other frameworks."""
+    return format.writes or format.folder or format.models or bool(format.states & base.OF_OBJECTS)
 
 
 SNIFFED = 1 << 16
@@ -330,7 +330,7 @@ def may_be_checkpoint(path: str) -> bool:
         if head.startswith(signs.ZIP):
             return True
         able = FORMATS.possible(signs.Beginning(path, head, len(head)), folder=False)
-        return any(is_torch(format) and format.score(path, head, len(head)) for format in able)
+        return any(is_searched(format) and format.score(path, head, len(head)) for format in able)
     except (CkptfixError, OSError):
         return False
 

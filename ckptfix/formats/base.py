@@ -191,6 +191,7 @@ class Format:
         folder: the checkpoint is a folder of files, not one file.
         edits: `plan_edit` is supported; False for a read-only format, which must be converted before it can be edited.
         writes: `plan_write` is supported.
+        models: its files are models of another framework, so that a search of a folder finds them; others may be data.
         program: its files hold a program, and only the weights are read; torch.load does not read them.
         sized: (bytes) -> a `plan_write` whose files hold at most that many bytes of tensors; None for a format of
             single files.
@@ -252,6 +253,7 @@ class Format:
     folder: bool = False
     edits: bool = True
     writes: bool = True
+    models: bool = False
     program: bool = False
     sized: Callable[[int], PlanWrite] | None = None
     edits_each_file: ByFile | None = None

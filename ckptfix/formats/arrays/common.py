@@ -259,12 +259,14 @@ def read_only(
     finding: str = "other-framework",
     checksums: bool = False,
     folder: bool = False,
+    models: bool = True,
 ) -> Format:
     """Return the format of files, or of folders, with arrays that `read` reads.
 
     Args:
         finding: the id of the finding that every such file has: torch does not read it.
         checksums: whether the files state checksums of their data.
+        models: as in `Format`.
     """
 
     def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -288,5 +290,6 @@ def read_only(
         edits=False,
         writes=False,
         folder=folder,
+        models=models,
         notes=notes,
     )

@@ -21,6 +21,8 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Data
 from ckptfix.checkpoint.address import join
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.arrays.common import Array, checkpoint_of, concatenated, numpy_kind, read_only
 from ckptfix.formats.arrays.cursor import Cursor
 from ckptfix.formats.signs import Beginning, mapped
@@ -41,6 +43,10 @@ MOST_TEXT = 1 << 20
 OPTIMIZER = ("opt_state", "optimizer", "optimizer_state")
 """Names at the top of a train state that hold the state of an optimizer (``flax.training.train_state.TrainState``,
 ``flax.optim``)."""
+
+ELSEWHERE = "PLACEHOLDER://"
+"""The beginning of the text that orbax had, until 2023, in a tree in place of an array that it stored elsewhere
+(orbax/checkpoint/_src/handlers/pytree_checkpoint_handler.py)."""
 
 _SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4, 0xC7: 1, 0xC8: 2,
           0xC9: 4}  # fmt: skip
@@ -215,6 +221,7 @@ def read(path: str) -> Checkpoint:
             raise DamagedFile(f"{size - reader.at} bytes follow the value", path=path, offset=reader.at)
     arrays: list[Array] = []
     values: dict[str, object] = {}
+    findings: list[Finding] = []
     optimizers: set[str] = set()
     for where, value in _leaves(root, ()):
         at = where[0] if len(where) > 1 and where[0] in OPTIMIZER else ""
@@ -228,9 +235,14 @@ def read(path: str) -> Checkpoint:
                 arrays.append(Array(key, kind.dtype, value.shape, value.data, kind.itemsize, at=at))
         elif isinstance(value, ByteRange):
             values[join(at, key)] = f"{value.length} bytes"
+        elif isinstance(value, str) and value.startswith(ELSEWHERE):
+            message = "its array is in a folder beside this file, where orbax reads it"
+            findings.append(found("bad-tensor", message, where=join(at, key)))
         else:
             values[join(at, key)] = value
-    return checkpoint_of(path, NAME, size, arrays, traits={}, values=values, optimizer=tuple(optimizers))
+    return checkpoint_of(
+        path, NAME, size, arrays, traits={}, values=values, findings=findings, optimizer=tuple(optimizers)
+    )
 
 
 FORMAT = read_only(NAME, "Flax checkpoint (MessagePack)", score, read)

@@ -183,5 +183,5 @@ def _members(reader: Source, findings: list[Finding]) -> Iterator[Array]:
             yield made
 
 
-NPY = read_only("npy", "NumPy array", score_npy, read_npy, finding="numpy-file")
-NPZ = read_only("npz", "NumPy archive", score_npz, read_npz, finding="numpy-file", checksums=True)
+NPY = read_only("npy", "NumPy array", score_npy, read_npy, finding="numpy-file", models=False)
+NPZ = read_only("npz", "NumPy archive", score_npz, read_npz, finding="numpy-file", checksums=True, models=False)

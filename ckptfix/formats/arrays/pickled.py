@@ -111,11 +111,21 @@ class _Values:
         if inside is not None:
             for key, value in inside:
                 yield from self._below(value, (*where, self.text(key)))
+        elif (array := self._of_paddle(node)) is not None:
+            yield where, array
         elif isinstance(node, (list, tuple)):
             for place, value in enumerate(node):
                 yield from self._below(value, (*where, str(place)))
         else:
             yield where, self._array(node, named) or node
+
+    def _of_paddle(self, node: Node) -> _Pickled | None:
+        """Return the array of a tensor as PaddlePaddle pickles it: a tuple of its own name and the array."""
+        if type(node) is not tuple or len(node) != 2 or not isinstance(node[0], str):
+            return None
+        array = node[1]
+        named = old_name(array.func.full) if type(array) is Call and type(array.func) is Global else ""
+        return self._array(array, named)
 
     def text(self, node: object) -> str:
         """Return a text, which may be a str of Python 2; empty for bytes that are too long to be one."""
@@ -221,4 +231,4 @@ def _described(pickle: _Values, value: object) -> object:
     return value.func.full if type(value) is Call and type(value.func) is Global else type(value).__name__
 
 
-FORMAT = read_only(NAME, "pickle of NumPy arrays", score, read, finding="plain-pickle")
+FORMAT = read_only(NAME, "pickle of NumPy arrays", score, read, finding="plain-pickle", models=False)

@@ -17,7 +17,7 @@ from ckptfix.formats.members import (
     STEP_FOLDER,
     kind_of,
 )
-from ckptfix.formats.signs import is_tar_header
+from ckptfix.formats.signs import Beginning, is_tar_header, mapped
 from ckptfix.io.source import Source, is_folder, open_source
 from ckptfix.urls import as_path
 from ckptfix.words import plural
@@ -204,6 +204,9 @@ def folder(path: str) -> Answer:
         return Answer("other-framework", what, "convert it to safetensors with its own library")
     if "_METADATA" in names or any((entry / "_METADATA").is_file() for entry in inner):
         return Answer("other-framework", "a folder: an orbax checkpoint (JAX)", INSTALL.format("orbax"))
+    if _is_map(as_path(path) / "checkpoint"):
+        hint = "its arrays are in the file checkpoint in it: pass that file"
+        return Answer("other-framework", "a folder: an orbax checkpoint (JAX) of before 2024", hint)
     if "saved_model.pb" in names:
         hint = "pass the file variables/variables.index in it"
         return Answer("other-framework", "a folder: a TensorFlow SavedModel", hint)
@@ -230,6 +233,15 @@ def folder(path: str) -> Answer:
         hint = f"name one of its folders: {quoted(str(as_path(path) / below[0]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder of folders: {_listed(below)}", hint)
     return Answer("no-checkpoint", "a folder without checkpoints" if names else "an empty folder")
+
+
+def _is_map(file: Path) -> bool:
+    """Return whether a file begins like a map of MessagePack."""
+    try:
+        with open_source(str(file)) as reader:
+            return mapped(Beginning(str(file), reader.read(0, min(reader.size, 4096)), reader.size))
+    except CkptfixError:
+        return False
 
 
 def _of_files(path: str, files: Sequence[str], folders: Sequence[str]) -> Answer:

@@ -266,6 +266,17 @@ def _markup(file: UnknownFile) -> Answer | None:
     return None
 
 
+def _openvino(file: UnknownFile) -> Answer | None:
+    """Identify the weights of an OpenVINO model by the program beside them: the file itself has no structure."""
+    if not file.name.endswith(".bin"):
+        return None
+    beside = UnknownFile(file.path.removesuffix(".bin") + ".xml", b"", 0)
+    begin = beside.read(0, 1 << 12)
+    if not re.search(rb"<net\s[^>]*version=", begin):
+        return None
+    return Answer("other-framework", "the weights of an OpenVINO model", "openvino.Core().read_model reads the .xml")
+
+
 def _json(file: UnknownFile) -> Answer | None:
     start = file.head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not re.match(rb'(\{\s*("|\}|$)|\[\s*["{\[\d\]-])', start):
@@ -317,6 +328,7 @@ _PROBES: tuple[Callable[[UnknownFile], Answer | None], ...] = (
     _tensorflow,
     _onnx,
     _markup,
+    _openvino,
     _json,
     _text,
 )

@@ -50,6 +50,7 @@ def turned(checkpoint: Checkpoint, at: str | None) -> Turned | None:
         after = by_table.converted(checkpoint, (one,), at)
         keys = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
         found = grouped(keys, one.rules, {key: key for key in keys})
+        steps: dict[str, tuple[tuple[str, ...], tuple[Operation, ...]]]
         steps = {_dotted(new): ((old,), ()) for old, new in found.names.items()}
         for group in found.groups.values():
             if group.rule.new is not None:

@@ -1,0 +1,130 @@
+"""Each kind of file of other frameworks, with each command that reads one, alone and in a folder."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from array_files import WRITERS, msgpack
+from click.testing import CliRunner, Result
+from safetensors.numpy import save_file
+
+import ckptfix
+from ckptfix.browse.model.contents import read
+from ckptfix.cli import commands
+from ckptfix.formats import open_checkpoint
+
+ARRAYS = {"weight": np.arange(12, dtype="f4").reshape(3, 4), "bias": np.ones(3, "f4")}
+DATA = ("arrays", "npz")
+"""Kinds of which most files are data: a search leaves them out."""
+
+VERBS: dict[str, tuple[str, ...]] = {
+    "inspect": (), "ls": (), "doctor": (), "digest": (), "stats": (), "diff": ("IN",), "match": ("--like", "LIKE"),
+    "convert": ("OUT.safetensors",), "convert to torch": ("OUT.pth",), "convert to hf": ("OUT", "--to", "hf"),
+    "extract": ("OUT.pth",), "select": ("OUT.pth", "--keep", "weight"), "cast": ("OUT.pth", "--to", "bfloat16"),
+    "rename": ("OUT.pth", "--sub", "^=m."),
+}  # fmt: skip
+"""Command -> its arguments; a second word only tells two of one command apart."""
+
+every = pytest.mark.parametrize("kind", WRITERS)
+
+
+def made(kind: str, folder: Path) -> Path:
+    if kind in ("hdf5", "keras", "orbax"):
+        pytest.importorskip("tensorstore" if kind == "orbax" else "h5py")
+    path = folder / f"in{WRITERS[kind].suffix}"
+    WRITERS[kind].save(ARRAYS, path)
+    return path
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(commands, [str(word) for word in words])
+
+
+@every
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_takes_every_kind(kind: str, verb: str, tmp_path: Path) -> None:
+    path, like, out = made(kind, tmp_path), tmp_path / "like.pth", str(tmp_path / "out")
+    torch.save(torch.nn.Linear(4, 3).state_dict(), like)
+    words = [word.replace("OUT", out).replace("IN", str(path)).replace("LIKE", str(like)) for word in VERBS[verb]]
+    done = run(verb.split()[0], path, *words)
+    assert done.exit_code == (verb == "doctor"), done.output
+    assert "bug in ckptfix" not in done.output
+    written = [Path(word) for word in words if word.startswith(out)]
+    for one in written:
+        state = ckptfix.load_state_dict(one)
+        weight = state["m.weight" if verb == "rename" else "weight"]
+        assert np.array_equal(weight.float().numpy(), ARRAYS["weight"])
+
+
+@every
+def test_the_browser_opens_every_kind(kind: str, tmp_path: Path) -> None:
+    assert {item.name for item in read(str(made(kind, tmp_path))).items} >= {"weight", "bias"}
+
+
+@every
+def test_a_search_of_a_folder_finds_models_and_leaves_data_out(kind: str, tmp_path: Path) -> None:
+    path = made(kind, tmp_path)
+    (tmp_path / "notes.txt").write_text("a model")
+    torch.save({"w": torch.ones(2)}, tmp_path / "model.pth")
+    done = run("ls", "-r", tmp_path, "--json")
+    assert (str(path) in done.output) == (kind not in DATA), done.output
+
+
+def test_tensors_of_paddle_are_arrays_with_names(tmp_path: Path) -> None:
+    table = {"fc.weight": "linear_0.w_0"}
+    plain = {"fc.weight": ARRAYS["weight"], "StructuredToParameterName@@": table}
+    for obj in (plain, {"fc.weight": ("linear_0.w_0", ARRAYS["weight"])}):
+        (tmp_path / "m.pdparams").write_bytes(pickle.dumps(obj, protocol=4))
+        state = ckptfix.load_state_dict(tmp_path / "m.pdparams")
+        assert [*state] == ["fc.weight"] and np.array_equal(state["fc.weight"].numpy(), ARRAYS["weight"])
+
+
+def test_codes_of_mlx_in_an_archive_are_those_in_safetensors(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    codes = draw.integers(0, 1 << 32, (8, 16), dtype=np.uint64).astype("u4")
+    rest = {name: draw.normal(size=(8, 2)).astype("f2") for name in ("fc.scales", "fc.biases")}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": {"group_size": 64, "bits": 4}}))
+    save_file({"fc.weight": codes, **rest}, tmp_path / "a.safetensors")
+    with (tmp_path / "b.npz").open("wb") as file:
+        np.savez(file, **{"fc.weight": codes, **rest})
+    states = []
+    for name in ("a.safetensors", "b.npz"):
+        ckptfix.convert(tmp_path / name, tmp_path / f"{name}.out.safetensors", dequantize=True)
+        states.append(ckptfix.load_state_dict(tmp_path / f"{name}.out.safetensors"))
+    assert [*states[0]] == [*states[1]] == ["fc.weight"] and states[0]["fc.weight"].shape == (8, 128)
+    assert torch.equal(states[0]["fc.weight"], states[1]["fc.weight"])
+
+
+NAMED: dict[str, tuple[str, str]] = {
+    "m.params": ("MXNet parameters", "mxnet.nd.load"), "m.xml": ("an OpenVINO model", "read_model"),
+    "m.bin": ("the weights of an OpenVINO model", "read_model"),
+    "saved": ("a TensorFlow SavedModel", "variables.index"),
+    "old": ("an orbax checkpoint (JAX) of before 2024", "file checkpoint"),
+}  # fmt: skip
+"""File -> what it is, and a word of what reads it."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_not_read_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "m.params").write_bytes(struct.pack("<QQ", 0x112, 0) + bytes(64))
+    (tmp_path / "m.xml").write_text('<?xml version="1.0"?>\n<net name="Model0" version="11">\n</net>')
+    (tmp_path / "m.bin").write_bytes(np.ones(100, "f4").tobytes())
+    for folder in ("saved", "old"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"\x08\x01")
+    (tmp_path / "old" / "checkpoint").write_bytes(msgpack({"params": {"w": ARRAYS["weight"], "v": "PLACEHOLDER://v"}}))
+    done = run("inspect", tmp_path / name)
+    assert done.exit_code == 2 and all(word in done.output for word in NAMED[name]), done.output
+
+
+def test_a_tree_of_an_older_orbax_names_the_arrays_that_are_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_bytes(msgpack({"params": {"w": ARRAYS["weight"], "v": "PLACEHOLDER://params.v"}}))
+    checkpoint = open_checkpoint(tmp_path / "checkpoint")
+    assert [entry.key for entry in checkpoint.entries] == ["params.w"]
+    assert [(row.id, row.where) for row in checkpoint.findings] == [("bad-tensor", "params.v")]
