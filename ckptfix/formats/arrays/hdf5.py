@@ -7,6 +7,7 @@
 
 A dataset that is stored in one piece is a range of the file; a compressed or chunked one is read through h5py, block
 by block. Links and data outside the file are never followed. The package h5py parses the file: it is the extra hdf5.
+Attributes are not read: on a damaged heap of texts, HDF5 2.0 never returns.
 Source: keras/src/saving/saving_lib.py, keras/src/legacy/saving/legacy_h5_format.py.
 """
 
@@ -161,16 +162,8 @@ def _read(path: str, name: str, start: int, length: int, size: int) -> Checkpoin
             arrays = list(_arrays(path, start, length, file, findings))
         except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
             raise DamagedFile(f"HDF5 cannot read it: {_first_line(error)}", path=path) from None
-        stated = file.attrs
-        traits = {key: _text(stated.get(key)) for key in ("keras_version", "backend") if key in stated}
     optimizers = {array.at for array in arrays if array.at}
-    return checkpoint_of(
-        path, name, size, arrays, traits=traits, findings=findings, optimizer=tuple(optimizers)
-    )
-
-
-def _text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)[:80]
+    return checkpoint_of(path, name, size, arrays, traits={}, findings=findings, optimizer=tuple(optimizers))
 
 
 def _arrays(path: str, start: int, length: int, file: Any, findings: list[Finding]) -> Iterator[Array]:

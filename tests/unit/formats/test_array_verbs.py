@@ -92,7 +92,7 @@ def test_codes_of_mlx_in_an_archive_are_those_in_safetensors(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps({"quantization": {"group_size": 64, "bits": 4}}))
     save_file({"fc.weight": codes, **rest}, tmp_path / "a.safetensors")
     with (tmp_path / "b.npz").open("wb") as file:
-        np.savez(file, **{"fc.weight": codes, **rest})
+        np.savez(file, **{"fc.weight": codes, **rest})  # type: ignore[arg-type]
     states = []
     for name in ("a.safetensors", "b.npz"):
         ckptfix.convert(tmp_path / name, tmp_path / f"{name}.out.safetensors", dequantize=True)
