@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"-?\d{1,18}")
 HALF, INTERLEAVED = "half", "interleaved"
 FIRST, LAST = "first", "last"
 _WORDS = {"rope": (HALF, INTERLEAVED), "outputs": (FIRST, LAST)}
-"""Operation -> the two values of its option ``to=``, each of which undoes the other."""
+"""Operation -> the two values of its option ``to=``; each undoes the other."""
 
 
 @dataclass(frozen=True, slots=True)
