@@ -46,7 +46,7 @@ class Turned:
 def turned(checkpoint: Checkpoint, at: str | None) -> Turned | None:
     """Return the checkpoint as the table of its framework makes it; None if no table has a line for each key."""
     with suppress(CkptfixError):
-        (one,) = by_table.steps(checkpoint, None, LAYERS, at=at, origin=checkpoint.path)
+        (one,) = by_table.steps(checkpoint, None, LAYERS, at=at)
         after = by_table.converted(checkpoint, (one,), at)
         keys = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
         found = grouped(keys, one.rules, {key: key for key in keys})
