@@ -52,6 +52,8 @@ def tiled(shape: Sequence[int], itemsize: int, chunks: Sequence[Chunk]) -> tuple
         return ()
     if not own:
         raise DamagedFile(f"no chunk holds its {list(shape)}")
+    if len(own) == 1 and own[0].sizes == tuple(shape):
+        return (own[0].data,)
     return tuple(_Tiling(itemsize, len(own)).slabs(tuple(shape), own, ()))
 
 

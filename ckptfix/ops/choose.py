@@ -174,7 +174,9 @@ def meant(checkpoint: Checkpoint, rows: Sequence[Candidate] | None = None) -> li
     Args:
         rows: the candidates to choose among; by default all that the file holds.
     """
-    found = narrowed(candidates(checkpoint) if rows is None else rows)
+    if rows is None:
+        return list(checkpoint.once(_meant))
+    found = narrowed(rows)
     if len(found) < 2:
         return found
     first: dict[object, Candidate] = {}
@@ -182,6 +184,10 @@ def meant(checkpoint: Checkpoint, rows: Sequence[Candidate] | None = None) -> li
         first.setdefault(_tensors(checkpoint, row), row)
     kept = {id(row) for row in first.values()}
     return [row for row in found if id(row) in kept]
+
+
+def _meant(checkpoint: Checkpoint) -> list[Candidate]:
+    return meant(checkpoint, candidates(checkpoint))
 
 
 def narrowed(rows: Sequence[Candidate]) -> list[Candidate]:
@@ -514,14 +520,18 @@ def refuse_damaged(
     broken = [row for row in checkpoint.findings if row.id in ids and not row.where.startswith("__metadata__/")]
     if left_out:
         broken = [row for row in broken if not address.is_inside_any(row.where, left_out)]
-    if below:
-        elsewhere = {entry.name for entry in checkpoint.entries if not address.is_inside(entry.name, below)}
-        broken = [row for row in broken if row.where not in elsewhere]
+    if below and broken:
+        names = checkpoint.once(_names)
+        broken = [row for row in broken if address.is_inside(names.get(row.where, below), below)]
     if broken:
         message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
         where, offset = broken[0].where or None, broken[0].offset
         hint = truncated_hint(checkpoint.path) if broken[0].id == "truncated" else None
         raise WouldLoseData(message, path=checkpoint.path, where=where, offset=offset, hint=hint)
+
+
+def _names(checkpoint: Checkpoint) -> dict[str, str]:
+    return {entry.name: entry.name for entry in checkpoint.entries}
 
 
 def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool = False) -> list[NameList]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, cast
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, segment_length
 from ckptfix.checkpoint.byte_ranges import pieces_of
@@ -39,6 +41,9 @@ from ckptfix.zips.read import (
 
 FLAGS = 0x0808
 FB = 0x4246
+
+CRC_IN_ROW, CRC_IN_DESCRIPTOR = 16, 4
+"""The offset of the four bytes of a checksum in a row of the directory, and in a data descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +78,83 @@ def _like(data: bytes | Data) -> int | None:
     return None
 
 
+class ArchiveTemplate:
+    """Archives that differ only in the bytes of one record, and in its checksum.
+
+    Args:
+        records: those of one of the archives.
+        varying: the position of the record that differs: ranges of files, all of the same size, which is not 0.
+    """
+
+    __slots__ = ("_checksum_in_row", "_head", "_tail")
+
+    def __init__(self, records: Sequence[NewRecord], varying: int) -> None:
+        known = [*records]
+        known[varying] = replace(records[varying], crc32=0)
+        segments, rows, cursor = laid_out(known, Checksums(()), iter(()))
+        literal = cast("list[bytes]", [b"" if segment is known[varying].data else segment for segment in segments])
+        # Each record has three segments: its header, its data, its descriptor.
+        self._head = b"".join(literal[: 3 * varying + 1])
+        behind = b"".join(literal[3 * varying + 2 :])
+        before = sum(map(len, rows.blank[:varying]))
+        directory = b"".join(rows.blank)
+        self._checksum_in_row = len(behind) + before + CRC_IN_ROW
+        self._tail = behind + directory + end_records(len(records), len(directory), cursor)
+
+    def tail(self, crc32: int) -> bytes:
+        """Return the bytes behind the data of the record, with its checksum."""
+        tail, at, crc = self._tail, self._checksum_in_row, crc32.to_bytes(4, "little")
+        return b"".join((tail[:CRC_IN_DESCRIPTOR], crc, tail[CRC_IN_DESCRIPTOR + 4 : at], crc, tail[at + 4 :]))
+
+    def segments(self, made: TemplatedArchive, sums: Checksums, numbers: Iterator[int]) -> list[Segment]:
+        """Return the segments of the archive `made`; arguments as for `_archive`."""
+        if made.crc32 is not None:
+            return [self._head, made.data, self.tail(made.crc32)]
+        return [self._head, made.data, sums.segment(next(numbers), self.tail, len(self._tail))]
+
+
+class TemplatedArchive(NamedTuple):
+    """An archive in the form of a template: the data of the record that differs, and its checksum if it is known."""
+
+    template: ArchiveTemplate
+    data: ByteRange
+    crc32: int | None
+
+
+NewArchive = Sequence[NewRecord] | TemplatedArchive
+
+
 def fresh_archive(records: Sequence[NewRecord]) -> list[Segment]:
     """Return the segments of a new archive with these records, in order."""
     return fresh_archives([records], alone=True)[0]
 
 
-def fresh_archives(archives: Sequence[Sequence[NewRecord]], *, alone: bool = False) -> list[list[Segment]]:
+def fresh_archives(archives: Sequence[NewArchive], *, alone: bool = False) -> list[list[Segment]]:
     """Return the segments of several new archives, to be written in this order, with unknown checksums read together.
 
     Args:
         alone: each archive is a file of its own, in which large records keep their alignment to pages.
     """
-    unknown = [
-        record.data
-        for records in archives
-        for record in records
-        if record.crc32 is None and record.size and isinstance(record.data, ByteRange)
-    ]
+    unknown = [data for archive in archives for data in _unknown(archive)]
     sums = Checksums(unknown)
     numbers = iter(range(len(unknown)))
-    return [_archive(records, sums, numbers, alone) for records in archives]
+    return [
+        archive.template.segments(archive, sums, numbers)
+        if isinstance(archive, TemplatedArchive)
+        else _archive(archive, sums, numbers, alone)
+        for archive in archives
+    ]
+
+
+def _unknown(archive: NewArchive) -> Iterator[ByteRange]:
+    """Yield the ranges in an archive whose checksums must be read."""
+    if isinstance(archive, TemplatedArchive):
+        if archive.crc32 is None:
+            yield archive.data
+        return
+    for record in archive:
+        if record.crc32 is None and record.size and isinstance(record.data, ByteRange):
+            yield record.data
 
 
 def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[int], alone: bool) -> list[Segment]:

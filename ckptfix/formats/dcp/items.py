@@ -60,16 +60,17 @@ def tensor_item(
         Unsupported: it does not hold a dense tensor.
     """
     window = ItemWindow(where)
+    with in_file(window, name):
+        known = molds.find(where, dtype, shape)
+    if known is not None:
+        own, crc32 = known
+        return TensorItem(own, None if crc32 is None else RangeCheck(name, own, crc32))
     with in_file(window, name), open_source(window) as source:
         if source.read(0, min(4, where.length)) != _ZIP:
             image = None if named is None else named.images.at(where.path, where.offset)
             if named is not None and image is not None:
                 return TensorItem(image.find(named.fqn, dtype, shape, named.offsets), None)
             return _bare(where, name, dtype, shape)
-        known = molds.find(source, dtype, shape)
-        if known is not None:
-            data, crc32 = window.real(known[0]), known[1]
-            return TensorItem(data, RangeCheck(name, data, crc32))
         return _understood(window, source, name, dtype, shape, molds)
 
 
@@ -102,7 +103,7 @@ def _understood(
     data: Data = whole
     if not entry.is_contiguous or entry.lazy:
         data = row_major(replace(entry, storage=replace(storage, data=whole)), "big" if big else "little")
-    elif entry.data == storage.data and check is not None and not big:
+    elif entry.data == storage.data and not big:
         molds.learn(source, archive, dtype, shape, storage.data)
     else:
         data = window.real(entry.data)

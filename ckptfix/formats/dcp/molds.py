@@ -10,13 +10,16 @@ from __future__ import annotations
 from ckptfix.checkpoint import ByteRange
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
+from ckptfix.formats.dcp.window import SMALL
 from ckptfix.formats.torch.zip_layout import ZipCheckpoint
-from ckptfix.io.source import Source
+from ckptfix.io.source import Source, open_source
+from ckptfix.io.virtual_files import PlannedFile
 from ckptfix.zips.local import read_local
 from ckptfix.zips.read import DESCRIPTOR_FOLLOWS, DirectoryRecord
+from ckptfix.zips.write import CRC_IN_DESCRIPTOR, CRC_IN_ROW
 
-CRC_IN_ROW, CRC_IN_LOCAL, CRC_IN_DESCRIPTOR = 16, 14, 4
-"""The offset of the four bytes of a checksum in a row of the directory, a local header, and a data descriptor."""
+CRC_IN_LOCAL = 14
+"""The offset of the four bytes of a checksum in a local header."""
 
 MOST_AROUND = 16 << 10
 """The limit of bytes around the elements that are kept: an archive of one tensor has two or three thousand."""
@@ -50,16 +53,26 @@ class Molds:
     def __init__(self) -> None:
         self._known: dict[tuple[int, str, tuple[int, ...]], ItemTemplate] = {}
 
-    def find(self, source: Source, dtype: str, shape: tuple[int, ...]) -> tuple[ByteRange, int] | None:
-        """Return the range of the elements in `source`, an item, and their checksum; None if no pattern fits."""
-        mold = self._known.get((source.size, dtype, shape))
+    def find(self, where: ByteRange, dtype: str, shape: tuple[int, ...]) -> tuple[ByteRange, int | None] | None:
+        """Return the range of the elements of the item at `where`, and their checksum; None if no pattern fits.
+
+        The checksum is None if the item states 0: none, or one that is not known yet.
+        """
+        mold = self._known.get((where.length, dtype, shape))
         if mold is None:
             return None
-        around = _around(source, mold.data, mold.nbytes)
+        behind = mold.data + mold.nbytes
+        with open_source(where.path) as file:
+            if where.length <= SMALL and not isinstance(where.path, PlannedFile):
+                whole = file.read(where.offset, where.length)
+                around = whole[: mold.data] + whole[behind:]
+            else:
+                head = file.read(where.offset, mold.data)
+                around = head + file.read(where.offset + behind, where.length - behind)
         crc32 = int.from_bytes(around[mold.crc32 : mold.crc32 + 4], "little")
-        if not crc32 or not mold.fits(around):
+        if not mold.fits(around):
             return None
-        return ByteRange(source.name, mold.data, mold.nbytes), crc32
+        return ByteRange(where.path, where.offset + mold.data, mold.nbytes), crc32 or None
 
     def learn(
         self, source: Source, archive: ZipCheckpoint, dtype: str, shape: tuple[int, ...], data: ByteRange

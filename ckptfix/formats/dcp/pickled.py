@@ -1,4 +1,4 @@
-"""The pickle of a `.metadata`: a new one, or the one that was read with changed keys and everything else kept.
+"""The pickle of a `.metadata` that was read, with changed keys and everything else kept.
 
 The classes and the order of their fields are those of torch (torch/distributed/checkpoint/metadata.py, 2.10 to 2.14);
 readers since torch 2.1 accept it.
@@ -13,6 +13,7 @@ from typing import cast
 from ckptfix.checkpoint import Edit, TensorEntry, dtypes
 from ckptfix.dataclass import dataclass
 from ckptfix.formats.dcp.cut import without
+from ckptfix.formats.dcp.fresh import METADATA
 from ckptfix.formats.dcp.metadata import Metadata, Path, SavedKey, StorageInfo, fields_of
 from ckptfix.formats.dcp.respell import Moves, respelled
 from ckptfix.formats.dcp.skim import Sizes
@@ -20,18 +21,11 @@ from ckptfix.pickles import Call, Dict, Global, Graph
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.pickles.reemit import reemit
 
-_METADATA = "torch.distributed.checkpoint.metadata"
-_STORAGE_INFO = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo", 0)
 _SIZE = Global("torch", "Size", 0)
 _KINDS = {
-    name: Global(_METADATA, name, 0)
-    for name in (
-        *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
-        *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
-    )
+    name: Global(METADATA, name, 0)
+    for name in ("TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING")
 }
-PROTOCOL = 4
-VERSION = "1.0.0"
 
 
 @dataclass(slots=True)
@@ -59,32 +53,6 @@ class EditedKey:
         if self.path == self.saved.path:
             return self.saved.fqn
         return ".".join(map(str, self.path)) if nested else str(self.path[0])
-
-
-def fresh(saved: Sequence[SavedKey], paths: Mapping[str, Path]) -> bytes:
-    """Return the pickle of a new Metadata with these keys; each key has one part."""
-    make = _Nodes()
-    keys, items = Dict(), Dict()
-    for row in saved:
-        part = row.parts[0]
-        assert part.place is not None
-        if row.dtype is None:
-            keys.items.append((row.fqn, make.object("BytesStorageMetadata", None)))
-            items.items.append((make.index(row.fqn, None), make.info(part.place)))
-            continue
-        keys.items.append((row.fqn, make.tensor(row.dtype, row.shape)))
-        items.items.append((make.index(row.fqn, part.offsets), make.info(part.place)))
-    planner = Dict()
-    planner.items = [(fqn, tuple(path)) for fqn, path in paths.items()]
-    meta = make.object("StorageMeta", {"checkpoint_id": None, "save_id": None, "load_id": None, "modules": []})
-    root = make.object(
-        "Metadata",
-        {
-            "state_dict_metadata": keys, "planner_data": planner, "storage_data": items,
-            "storage_meta": meta, "version": VERSION,
-        },
-    )
-    return _written(root, Graph(bytes((0x80, PROTOCOL)), 0), PROTOCOL)
 
 
 def rewritten(said: Metadata, rows: Sequence[EditedKey], moved: Mapping[StorageInfo, StorageInfo]) -> bytes:
@@ -214,19 +182,6 @@ class _Nodes:
             layout = Call(Global("torch.serialization", "_get_layout", 0), ("torch.strided",), "REDUCE", 0)
             contiguous = Call(_KINDS["_MEM_FORMAT_ENCODING"], (0,), "REDUCE", 0)
             made.state = (Global("torch", dtypes.by_name(dtype).name, 0), layout, False, contiguous, False)
-        return made
-
-    def index(self, fqn: str, offsets: Sizes | None) -> Call:
-        fields: dict[str, Node] = {"fqn": fqn, "index": None}
-        if offsets is not None:
-            fields = {"fqn": fqn, "index": 0, "offset": self.size(offsets)}
-        return self.object("MetadataIndex", fields)
-
-    def info(self, place: StorageInfo) -> Call:
-        made = Call(_STORAGE_INFO, (), "NEWOBJ", 0)
-        state = Dict()
-        state.items = list(self.place(place).items())
-        made.state = state
         return made
 
     def place(self, place: StorageInfo) -> dict[str, Node]:

@@ -14,6 +14,7 @@ from dataclasses import field, replace
 from functools import partial
 
 from ckptfix.checkpoint import (
+    ByteRange,
     Checkpoint,
     Data,
     OutputFile,
@@ -32,7 +33,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import PlanWrite
 from ckptfix.formats.dcp import metadata as dcp_metadata
-from ckptfix.formats.dcp import pickled
+from ckptfix.formats.dcp.fresh import fresh
 from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey, StorageInfo
 from ckptfix.formats.dcp.skim import MAX_PARTS
 from ckptfix.formats.torch.attributes import tensor_state
@@ -48,7 +49,7 @@ from ckptfix.pickles.emit import emit
 from ckptfix.pickles.graph import Node, holds_objects, label, pairs
 from ckptfix.pickles.reemit import every_node, reemit
 from ckptfix.urls import as_path
-from ckptfix.zips.write import NewRecord, fresh_archives
+from ckptfix.zips.write import ArchiveTemplate, NewArchive, NewRecord, TemplatedArchive, fresh_archives
 
 DATA_SIZE = 5_000_000_000
 """The size of a data file in bytes, unless an item is larger; the files can be written and read in parallel."""
@@ -226,7 +227,7 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
             raise KeyConflict(f"two keys would become {name}: {' and '.join(pair[1])}", pairs=(pair,))
         names[name] = path
     byteorder = "little" if checkpoint is None else checkpoint.byteorder
-    archives: list[list[NewRecord]] = []
+    archives: list[NewArchive] = []
     if checkpoint is not None:
         archives += [_value_records(node, pickled_object(checkpoint), byteorder, path) for path, node in flat.values]
     unique: dict[object, int] = {}
@@ -239,7 +240,7 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
             unique[same] = len(kept)
             kept.append(entry)
         shared.append(unique[same])
-    archives += [_tensor_records(entry, byteorder) for entry in kept]
+    archives += _tensor_archives(kept, byteorder)
     files: list[list[Segment]] = [[]]
     places: list[StorageInfo] = []
     cursor = 0
@@ -254,7 +255,7 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
     saved = dict(_saved(flat, places, shared))
     rows = [saved[path] for path in flat.order]
     data = [OutputFile.of(as_path(dest, file_name(number)), segments) for number, segments in enumerate(files)]
-    metadata = OutputFile.of(as_path(dest, dcp_metadata.NAME), [pickled.fresh(rows, names)])
+    metadata = OutputFile.of(as_path(dest, dcp_metadata.NAME), [fresh(rows, names)])
     return Plan((*data, metadata), tuple(flat.findings))
 
 
@@ -271,20 +272,43 @@ def _saved(
 
 def tensor_items(entries: Sequence[TensorEntry]) -> list[list[Segment]]:
     """Return the items of tensors, each as the segments of the archive that torch.save writes for it."""
-    return fresh_archives([_tensor_records(entry, "little") for entry in entries])
+    return fresh_archives(_tensor_archives(entries, "little"))
 
 
-def _tensor_records(entry: TensorEntry, byteorder: str) -> list[NewRecord]:
+def _tensor_archives(entries: Iterable[TensorEntry], byteorder: str) -> list[NewArchive]:
+    """Return the archives of tensors; those of one dtype and shape are made from one template."""
+    templates: dict[tuple[str, tuple[int, ...]], ArchiveTemplate] = {}
+    archives: list[NewArchive] = []
+    for entry in entries:
+        data, crc32 = _elements(entry, byteorder)
+        if not data.length or not isinstance(data, ByteRange):
+            archives.append(_tensor_records(entry, data, crc32))
+            continue
+        form = entry.dtype, entry.shape
+        template = templates.get(form)
+        if template is None:
+            records = _tensor_records(entry, data, crc32)
+            varying = next(nth for nth, record in enumerate(records) if record.data is data)
+            template = templates[form] = ArchiveTemplate(records, varying)
+        archives.append(TemplatedArchive(template, data, crc32))
+    return archives
+
+
+def _elements(entry: TensorEntry, byteorder: str) -> tuple[Data, int | None]:
+    """Return the elements of a tensor in row-major order, and their checksum if it is known."""
     storage = entry.storage
     if storage is None or storage.data is None:
         raise Unsupported("its data is not in the file (a tensor on the meta device)", where=entry.name)
     whole = entry.is_contiguous and not entry.offset and entry.nbytes == storage.nbytes and not entry.lazy
     data = storage.data if whole else row_major(entry, byteorder)
-    crc32 = storage.crc32 if whole and byteorder == "little" else None
-    if whole and crc32 is None:
-        crc32 = crc32_of(data)
     if byteorder == "big":
-        data = little_endian(data, "big", dtypes.by_name(entry.dtype).unit)
+        return little_endian(data, "big", dtypes.by_name(entry.dtype).unit), None
+    if not whole:
+        return data, None
+    return data, crc32_of(data) if storage.crc32 is None else storage.crc32
+
+
+def _tensor_records(entry: TensorEntry, data: Data, crc32: int | None) -> list[NewRecord]:
     alone = Storage("0", entry.dtype, entry.nbytes, "cpu", data)
     plain = TensorEntry(entry.key, "", alone, entry.dtype, entry.shape, contiguous_stride(entry.shape))
     return fresh_records(emit(tensor_call(plain, _Zero())), [("0", data, crc32)])

@@ -41,7 +41,8 @@ Kind = tuple[str, tuple[int, ...], tuple[str, ...]]
 def kind_of(part: TensorEntry, made: Data | None = None) -> Kind:
     """Return the kind of a tensor; `made` is the stream that produces its bytes, if there is one."""
     done = made.lazy if isinstance(made, Derived) else ()
-    return part.dtype, part.shape, tuple(sorted({*part.lazy} ^ {*done}))
+    lazy = tuple(sorted({*part.lazy} ^ {*done})) if part.lazy or done else ()
+    return part.dtype, part.shape, lazy
 
 
 def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
@@ -52,6 +53,11 @@ def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
     for part in with_parts([entry]):
         if part.storage is not None or not (part.parts or not KINDS[part.kind].whole):
             yield part
+
+
+def _start(entry: TensorEntry) -> int:
+    """Return the offset of a tensor's first byte in its storage."""
+    return dtypes.by_name(entry.dtype).nbytes(entry.offset) if entry.offset else 0
 
 
 def _extent(entry: TensorEntry) -> tuple[int, int]:
@@ -102,6 +108,7 @@ class PlannedOutput:
         self._sums: set[tuple[Place, int, int]] = set()
         self._copied: list[ByteRange] = []
         self._same = Same(same)
+        self._origins: dict[object, Place | Derived | None] = {}
         whole = FORMATS[format].read_planned
         for file in plan.files[-1:] if whole is not None else plan.files:
             if file.along:
@@ -131,8 +138,10 @@ class PlannedOutput:
         if part.storage is None or part.storage.data is None or not part.numel:
             self._bare[part.dtype, part.shape] += 1
             return
-        self._note_storage(part.storage)
-        found = _origin(part.storage.data, _extent(part)[0])
+        found = self._note_storage(part.storage)
+        start = _start(part)
+        if start:
+            found = _origin(part.storage.data, start)
         kind = kind_of(part, found if isinstance(found, Derived) else part.storage.data)
         self._named[part.name] = kind, found
         if isinstance(found, tuple):
@@ -142,16 +151,21 @@ class PlannedOutput:
         elif found is not None:
             self._made.setdefault(kind, deque()).append(found.sources)
 
-    def _note_storage(self, storage: Storage) -> None:
+    def _note_storage(self, storage: Storage) -> Place | Derived | None:
+        """Note a storage, unless it was noted before, and return the origin of its first byte."""
         if storage.data is None or not storage.nbytes:
-            return
-        found = _origin(storage.data, 0)
+            return None
+        same = storage.identity, storage.nbytes, storage.crc32
+        if same in self._origins:
+            return self._origins[same]
+        found = self._origins[same] = _origin(storage.data, 0)
         if isinstance(found, tuple):
             self._places.add(found)
             if storage.crc32 is not None:
                 self._sums.add((found, storage.nbytes, storage.crc32))
         elif found is not None:
             self._sources += found.sources
+        return found
 
     def take(self, part: TensorEntry, promise: Promise) -> bool:
         """Count off one occurrence of this tensor in the output; return whether there was one left."""
@@ -163,7 +177,7 @@ class PlannedOutput:
             return _taken(self._literal, (kind, storage.data.what))
         if in_pieces(storage.data):
             return self._take_pieces(part)
-        first = _place(storage, _extent(part)[0])
+        first = _place(storage, _start(part))
         for place in (first, *self._same.instead(first)):
             if any(_taken(self._at, (one, place)) for one in chain((kind,), self._reshaped(part, promise))):
                 return True
@@ -246,13 +260,15 @@ class PlannedOutput:
         if in_pieces(storage.data):
             # `take` compares all of its pieces, in order.
             return False
+        first = _place(storage, _start(part))
+        if found == first:
+            return False
         own = _spans(part)
         equal = [span for one in self._same.made(own) for span in one]
         if isinstance(found, Derived):
             return not any(_overlap(span, source) for span in (*own, *equal) for source in found.sources)
         if found is not None and any(_begins_in(found, span) for span in equal):
             return False
-        first = _place(storage, _extent(part)[0])
         return found not in (first, *self._same.instead(first))
 
     def has(self, part: TensorEntry) -> bool:
@@ -261,7 +277,7 @@ class PlannedOutput:
             return (part.dtype, part.shape) in self._bare
         if in_pieces(part.storage.data):
             return self._take_pieces(part)
-        return self._everywhere[kind_of(part, part.storage.data), _place(part.storage, _extent(part)[0])] > 0
+        return self._everywhere[kind_of(part, part.storage.data), _place(part.storage, _start(part))] > 0
 
     def holds(self, storage: Storage) -> bool:
         """Return whether the bytes of a storage are in the output."""
