@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.command_table import COMMANDS as _COMMANDS
+from ckptfix.command_table import STEPS as _STEPS
 from ckptfix.hooks import register as _register
 from ckptfix.version import VERSION
 
@@ -91,7 +92,8 @@ _HOMES = {
 
 _register(
     {
-        **{f"command.{row.name}": f"ckptfix.{row.home}:{row.function}" for row in _COMMANDS.values() if row.home},
+        **{f"command.{row.name}": f"ckptfix.{row.home}:{row.function}" for row in _STEPS.values() if row.home},
+        "command.lora merge": "ckptfix.ops.lora.merge:merge_own",
         "commands": "ckptfix.cli:commands",
         "diff.page": "ckptfix.html.diff:page",
         "diff.text": "ckptfix.cli.diff:text",

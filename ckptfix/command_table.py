@@ -34,6 +34,7 @@ class Command(NamedTuple):
         name: the word that a user types.
         section: the heading in the overview.
         behind: the overview names it without a line of its own.
+        output_option: the option before the name of its output; empty for a second argument.
         summary: one line for the overview, the completion and the help.
         example: a command line for the end of its help.
         examples: more of them.
@@ -68,6 +69,7 @@ class Command(NamedTuple):
     chained: Chained | None = None
     examples: tuple[str, ...] = ()
     behind: bool = False
+    output_option: str = ""
 
     @property
     def module(self) -> str:
@@ -77,7 +79,7 @@ class Command(NamedTuple):
     @property
     def function(self) -> str:
         """The name of its function in Python."""
-        return self.name.replace("-", "_")
+        return self.name.replace("-", "_").replace(" ", "_")
 
     @property
     def all_examples(self) -> tuple[str, ...]:
@@ -413,6 +415,24 @@ _TABLE = (
 )  # fmt: skip
 
 COMMANDS: dict[str, Command] = {row.name: row for row in _TABLE}
+
+_IN_GROUPS = (
+    Command(
+        "lora convert", "Change", "Write an adapter in the layout of another library.",
+        example="ckptfix lora convert style.safetensors style/ --to peft",
+        home="ops.lora.convert", writes=True, word="converted", at=True,
+        chained=Chained(90, spares=("set-metadata", "strip-module", "rename"), flattens=True, edits=False, keys=True),
+    ),
+    Command(
+        "lora merge", "Change", "Merge adapters into their base.",
+        example="ckptfix lora merge base/ adapter/ -o merged/",
+        writes=True, word="merged", at=True, output_option="-o",
+        chained=Chained(90, keys=True),
+    ),
+)
+
+STEPS: dict[str, Command] = {**COMMANDS, **{row.name: row for row in _IN_GROUPS}}
+"""The commands that a finding may propose: all of them, and those inside groups."""
 """Name -> row, in the order of the overview."""
 
 

@@ -237,6 +237,17 @@ def an_adapter_without_its_configuration(folder: Path) -> Path:
     return builders.written(folder / "x.safetensors", lora("w.lora_A.weight", "w.lora_B.weight"))
 
 
+@sample("adapter-names")
+def an_adapter_with_its_name_in_the_keys(folder: Path) -> Path:
+    content = lora("base_model.model.w.lora_A.default.weight", "base_model.model.w.lora_B.default.weight")
+    return builders.written(folder / "x.safetensors", content)
+
+
+@sample("adapter-base")
+def a_base_in_a_model_of_peft(folder: Path) -> Path:
+    return builders.written(folder / "x.safetensors", lora("w.base_layer.weight"))
+
+
 @sample("deepspeed-folder")
 def zero(folder: Path) -> Path:
     for expert in range(2):

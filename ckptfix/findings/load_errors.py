@@ -78,6 +78,10 @@ class LoadError(IntEnum):
     NO_DATA = 63
     WORLD_SIZE = 64
     PARAMETER_ORDER = 65
+    PEFT_ADAPTER = 66
+    DIFFUSERS_LORA = 67
+    KOHYA_LORA = 68
+    COMFY_LORA = 69
 
 
 MEANINGS: dict[LoadError, str] = {
@@ -153,6 +157,12 @@ MEANINGS: dict[LoadError, str] = {
     LoadError.WORLD_SIZE: "the optimizer's state was saved by a different number of processes",
     LoadError.PARAMETER_ORDER:
         "the optimizer's state belongs to other parameters: their order or their shapes differ from those at the save",
+    LoadError.PEFT_ADAPTER:
+        "an adapter is not as PEFT saves it: its keys are those of another library or have a wrong beginning, or "
+        "adapter_config.json is missing or wrong",
+    LoadError.DIFFUSERS_LORA: "the keys of a LoRA are not those that diffusers reads",
+    LoadError.KOHYA_LORA: "the keys of a LoRA are not those of kohya's scripts, or it is for another kind of model",
+    LoadError.COMFY_LORA: "the keys of a LoRA are not those that ComfyUI reads, or it is for another model",
     LoadError.NO_DATA: "a tensor is on the meta device: it has a shape but no values",
 }
 """The usual cause of each load error, in one sentence without a full stop."""

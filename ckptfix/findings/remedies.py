@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ckptfix.command_table import COMMANDS, Chained
+from ckptfix.command_table import STEPS, Chained
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Invocation, Step
 from ckptfix.findings.table import OWN_SUFFIXES, Remedy, proposed
@@ -32,7 +32,7 @@ def chain(
     made: list[Invocation] = []
     source, flat = path, False
     for one in steps:
-        dest = proposed(source, _word(one), kept=kept if source == path else None)
+        dest = one.dest or proposed(source, _word(one), kept=kept if source == path else None)
         made.append(Invocation(one.without("at") if flat else one, source, dest))
         flat = flat or (_chained(one).flattens and (one.command == "extract" or dest.endswith(".safetensors")))
         source = dest
@@ -49,12 +49,12 @@ def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]
         known = False
         for index, line in enumerate(remedy.invocations):
             one, verb = line.step, line.step.command
-            if COMMANDS[verb].chained is None or not line.dest or (known and verb == "convert"):
+            if STEPS[verb].chained is None or not line.dest or (known and verb == "convert"):
                 continue
             kept = steps.get(verb)
             if kept is None or (verb == "convert" and index and one not in kept):
                 steps.setdefault(verb, []).append(one)
-            elif verb not in ("extract", "convert", "rename", "match") and one not in kept:
+            elif verb not in ("extract", "convert", "rename", "match", "lora convert") and one not in kept:
                 options = tuple(dict.fromkeys((*kept[0].options, *one.options)))
                 kept[:] = [replace(kept[0], options=options)]
             known = known or (verb == "convert" and kept is not None and not index)
@@ -67,7 +67,7 @@ _CONVERTED_FIRST = frozenset(("wrong-suffix", "plain-pickle", "torch-tar"))
 
 def _chained(step: Step) -> Chained:
     """Return the place of a command in a chain, which it must have."""
-    chained = COMMANDS[step.command].chained
+    chained = STEPS[step.command].chained
     assert chained is not None
     return chained
 

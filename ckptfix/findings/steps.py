@@ -16,7 +16,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeAlias
 
-from ckptfix.command_table import COMMANDS
+from ckptfix.command_table import STEPS
 from ckptfix.commands import word as shell_word
 from ckptfix.dataclass import dataclass
 
@@ -63,7 +63,7 @@ class Step:
     def output_word(self) -> str:
         """The word in the name of its output: that of the command, or the format of a conversion."""
         if self.word or self.command != "convert":
-            return self.word or COMMANDS[self.command].output_word
+            return self.word or STEPS[self.command].output_word
         return str(self.get("to") or "safetensors")
 
     def get(self, name: str) -> Value | None:
@@ -128,8 +128,11 @@ class Invocation:
 
     def argv(self) -> tuple[str, ...]:
         """Return the command line as words."""
+        option = STEPS[self.step.command].output_option if self.dest else ""
         names = [operand(name) for name in (self.source, self.dest) if name]
-        return ("ckptfix", self.step.command, *names, *self.step.words())
+        if option:
+            names.insert(-1, option)
+        return ("ckptfix", *self.step.command.split(), *names, *self.step.words())
 
 
 def shell_line(words: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ckptfix.command_table import COMMANDS
+from ckptfix.command_table import STEPS
 from ckptfix.commands import word as shell_word
 from ckptfix.dataclass import dataclass
 from ckptfix.findings.contents import CONTENTS
@@ -110,7 +110,7 @@ def remedy_of(
     lines: list[Invocation] = []
     source = path
     for step in fix:
-        row = COMMANDS[step.command]
+        row = STEPS[step.command]
         ready = step.filled(known)
         if at and row.chained and row.at and ready.get("at") is None:
             ready = ready.having(at=at)

@@ -114,7 +114,7 @@ OTHERS = (
 """Ends of keys that are known and have no merge here, and what they are."""
 
 CONTAINERS: tuple[tuple[str, LayoutName], ...] = (
-    (r"base_model[.]model[.]", "peft"),
+    (r"(?:base_model[.]model[.])+", "peft"),
     (r"lora_(?:unet|te\d?|transformer|prior(?:_\w+?)?|llm_adapter|text_encoder)(?=_)", "kohya"),
     (r"lycoris(?=_)", "kohya"),
     (r"diffusion_model[.]", "comfy"),
@@ -123,6 +123,9 @@ CONTAINERS: tuple[tuple[str, LayoutName], ...] = (
 )
 """Containers, the beginnings of the names of modules, and the layout that each is typical of."""
 
+
+PEFT_MODEL = "base_model.model"
+"""The container of PEFT. A model that is wrapped twice repeats it, and so do the keys of its adapter."""
 
 
 @cache
@@ -218,7 +221,7 @@ def container_of(module: str) -> tuple[str, str]:
     for pattern, layout in _containers():
         found = pattern.match(module)
         if found is not None:
-            head = found[0].rstrip(".")
+            head = PEFT_MODEL if layout == "peft" else found[0].rstrip(".")
             rest = module[found.end() :]
             return head, rest[1:] if layout == "kohya" else rest
     return "", module

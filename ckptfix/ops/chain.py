@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ckptfix import formats
 from ckptfix.checkpoint import Derived, FileVersion, OutputFile, Plan, RangeCheck, segment_length
-from ckptfix.command_table import COMMANDS
+from ckptfix.command_table import STEPS
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused, StrPath, UnknownFormat, about
 from ckptfix.findings.row import Finding
@@ -118,7 +118,13 @@ class Chain:
         """True if the planned output, or the file if nothing is planned, is one file."""
         if self.format is None:
             return found_as(self._path) != "folder"
-        return not formats.FORMATS[self.format].folder
+        return not formats.FORMATS[self.format].folder and not self.is_with_others
+
+    @property
+    def is_with_others(self) -> bool:
+        """True if the planned output is a folder, because its one file of weights has others beside it."""
+        plan = self._plan
+        return plan is not None and len(plan.files) > 1 and not formats.FORMATS[self.format or ""].folder
 
     def carry_out(self, commands: Sequence[Invocation], spared: Collection[Step] = ()) -> bool:
         """Plan these commands, each on the result of the one before it; return whether any of them was new.
@@ -130,7 +136,7 @@ class Chain:
         last = next((one for one in reversed(commands) if one.step.command == "convert"), None)
         for one in commands:
             key = (one.step.command, one.step.options)
-            if COMMANDS[one.step.command].chained is None or key in self._done:
+            if STEPS[one.step.command].chained is None or key in self._done:
                 continue
             # The output gets the format of the last conversion; one before it only rewrites the file.
             if one is last and self._is_against_name(one):
@@ -174,6 +180,8 @@ class Chain:
             function: called with the input, the output, and ``dry_run=True``.
         """
         command, *options = words
+        row = STEPS.get(command)
+        before_output = (row.output_option,) if row is not None and row.output_option else ()
         source = self._readable()
         with about(self._path):
             result = function(source, dest, dry_run=True)
@@ -181,7 +189,8 @@ class Chain:
         if refused is not None:
             raise Refused(refused.message, path=self._path, hint=_DROPPING if command == "match" else None)
         plan = result.plan
-        self._steps.append(Done(("ckptfix", command, self._source, str(dest), *options), result.lines))
+        line = ("ckptfix", *command.split(), self._source, *before_output, str(dest), *options)
+        self._steps.append(Done(line, result.lines))
         self._source = str(dest)
         self._plan, self._target, self.format = plan, dest, result.format
         self._checks += plan.checks

@@ -11,7 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.dataclass import dataclass
@@ -22,7 +23,11 @@ from ckptfix.names import adapters
 from ckptfix.names.adapter_signs import has_signs
 from ckptfix.names.adapters import TITLES, AdapterKey, LayoutName, Method, Role
 from ckptfix.ops import quantized
+from ckptfix.urls import as_path
 from ckptfix.words import plural, some
+
+if TYPE_CHECKING:
+    from ckptfix.names.regexes import Regex
 
 CONFIG = "adapter_config.json"
 """The file that PEFT and mlx-lm write beside the weights."""
@@ -38,6 +43,11 @@ CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 LARGEST_ALPHA = 64
 """Elements of the largest tensor that is read as an alpha."""
+
+
+Wrong = Literal["prefix", "name", "layout", "rank", "targets"]
+"""A part of an adapter of PEFT that is wrong: the beginning of its keys, the name in them, the library that they are
+of; or in the configuration the rank, or the list of targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,7 @@ class Adapter:
         names: the adapters' names in a model of PEFT; empty without one.
         config: the configuration beside it.
         missing: what is missing or contradictory, a sentence each.
+        wrong: what a loader of PEFT does not accept, and a conversion to PEFT corrects -> a sentence.
     """
 
     checkpoint: Checkpoint
@@ -103,6 +114,7 @@ class Adapter:
     names: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    wrong: Mapping[Wrong, str] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -219,12 +231,12 @@ def _found_places(checkpoint: Checkpoint) -> list[str]:
     return [at for at, names in keys.items() if adapters.is_adapter(names)]
 
 
-def glance(checkpoint: Checkpoint) -> Adapter | None:
+def glance(checkpoint: Checkpoint, *, own_ranks: bool = False) -> Adapter | None:
     """Return the adapter in a checkpoint; None if it holds none, several, or a damaged one."""
     if not has_signs(entry.key for entry in checkpoint.entries):
         return None
     try:
-        return read(checkpoint)
+        return read(checkpoint, own_ranks=own_ranks)
     except (CkptfixError, ValueError, OverflowError):
         return None
 
@@ -251,6 +263,7 @@ def read(
     name: str | None = None,
     alpha: float | None = None,
     config: Mapping[str, Any] | None = None,
+    own_ranks: bool = False,
 ) -> Adapter:
     """Read the adapter in a checkpoint.
 
@@ -259,6 +272,7 @@ def read(
         name: the adapter's name in a model of PEFT, where there are several.
         alpha: the alpha of modules without a stated one.
         config: the configuration; by default adapter_config.json beside the file.
+        own_ranks: take the ranks from the tensors where the configuration states others.
 
     Raises:
         Refused: there is no adapter, or there are several.
@@ -278,7 +292,16 @@ def read(
         raise Refused(f"it holds several adapters: {shown}", path=checkpoint.path, hint="choose one with --at")
     if config is None:
         config = quantized.json_beside(checkpoint, CONFIG)
-    return _read(checkpoint, places[0], name, alpha, config)
+    found = _read(checkpoint, places[0], name, alpha, config)
+    if own_ranks and "rank" in found.wrong:
+        ranks = found.ranks
+        right = {
+            **config, "r": next(iter(ranks)),
+            "rank_pattern": {one.path: one.rank for one in found.modules.values() if one.rank != next(iter(ranks))},
+        }  # fmt: skip
+        again = _read(checkpoint, places[0], name, alpha, right)
+        return replace(again, wrong=found.wrong)
+    return found
 
 
 def _read(
@@ -329,7 +352,8 @@ def _read(
     modules = {one: settings.module(one, roles, methods[one]) for one, roles in tensors.items()}
     base = tuple(key for key in rest if not adapters.is_saved(key)) if together else ()
     missing = tuple(_missing(layout, modules, config))
-    return Adapter(checkpoint, at, layout, modules, whole, base, unknown, names, config, missing)
+    wrong = dict(_wrong(checkpoint, layout, modules, names, config)) if not base else {}
+    return Adapter(checkpoint, at, layout, modules, whole, base, unknown, names, config, missing, wrong)
 
 
 def _weights(module: str) -> set[str]:
@@ -348,12 +372,88 @@ def _missing(
         yield f"{CONFIG}, which states alpha, rank and the base model"
     elif unknown:
         yield f"alpha of {plural(len(unknown), 'module')}: {some(unknown, 4)}"
-    stated = config.get("r")
-    if layout == "peft" and isinstance(stated, int) and not config.get("rank_pattern"):
-        others = sorted({row.rank for row in modules.values() if row.rank not in (None, stated)})
-        if others and all(row.method == "LoRA" for row in modules.values()):
-            shown = " and ".join(map(str, others))
-            yield f"{CONFIG} states the rank {stated}, and tensors have the rank {shown}"
+
+
+def _wrong(
+    checkpoint: Checkpoint,
+    layout: LayoutName,
+    modules: Mapping[str, AdapterModule],
+    names: Sequence[str],
+    config: Mapping[str, Any],
+) -> Iterator[tuple[Wrong, str]]:
+    """Yield what a loader of PEFT does not accept (``utils/save_and_load.py``, ``tuners/tuners_utils.py``)."""
+    named = as_path(checkpoint.path).name.startswith("adapter_model.")
+    if layout != "peft":
+        if named and layout in ("kohya", "comfy", "diffusers", "diffusers-old"):
+            yield "layout", f"its keys are those of {TITLES[layout]}: a loader of PEFT takes no tensor from it"
+        return
+    double = f"{adapters.PEFT_MODEL}.{adapters.PEFT_MODEL}."
+    twice = [row for row in modules.values() if row.name.startswith(double)]
+    if twice:
+        yield "prefix", (f"{plural(len(twice), 'module')} have the beginning {double}, with {adapters.PEFT_MODEL} "
+                         "twice: a loader of PEFT does not know them, and leaves its adapter as it was initialized")  # fmt: skip
+    if names:
+        key = next(entry.key for row in modules.values() for entry in row.tensors.values())
+        yield "name", (f"its keys have the adapter's name {names[0]!r} in them, such as {key}: a file of PEFT has none, "
+                       "and its loaders, vLLM and converters do not know such keys")  # fmt: skip
+    if config and all(row.method == "LoRA" for row in modules.values()):
+        yield from _wrong_rank(modules, config)
+        yield from _wrong_targets(modules, config)
+
+
+def _wrong_rank(modules: Mapping[str, AdapterModule], config: Mapping[str, Any]) -> Iterator[tuple[Wrong, str]]:
+    ranks: dict[tuple[int, int], list[str]] = {}
+    for row in modules.values():
+        stated = _pattern(config.get("rank_pattern"), row.path, config.get("r"))
+        if isinstance(stated, int) and row.rank is not None and row.rank != stated:
+            ranks.setdefault((stated, row.rank), []).append(row.path)
+    for (stated, rank), paths in sorted(ranks.items())[:1]:
+        others = sorted({rank for _, rank in ranks})
+        shown = " and ".join(map(str, others[:4]))
+        about = "" if len(paths) == len(modules) else f", as {paths[0]}"
+        yield "rank", f"{CONFIG} states the rank {stated}, and tensors have the rank {shown}{about}"
+
+
+_ALL = "all-linear"
+"""PEFT's short form for all linear layers."""
+
+
+def _wrong_targets(modules: Mapping[str, AdapterModule], config: Mapping[str, Any]) -> Iterator[tuple[Wrong, str]]:
+    stated = config.get("target_modules")
+    if not stated or stated == _ALL or config.get("layers_to_transform") is not None or config.get("target_parameters"):
+        return
+    paths = [row.path for row in modules.values()]
+    if isinstance(stated, str):
+        over = [path for path, hit in zip(paths, _matches(stated, paths), strict=True) if not hit]
+    elif isinstance(stated, list):
+        ends = {one for one in stated if isinstance(one, str)}
+        over = [path for path in paths if not _ends(path) & ends]
+    else:
+        return
+    if over:
+        yield "targets", (f"target_modules in {CONFIG} does not name {plural(len(over), 'module')} that the file has: "
+                          f"{some(over, 4)}; a loader of PEFT leaves their tensors out, and does not say so")  # fmt: skip
+
+
+def _ends(path: str) -> set[str]:
+    """Return the endings of a path at its dots."""
+    parts = path.split(".")
+    return {".".join(parts[first:]) for first in range(len(parts))}
+
+
+@lru_cache(256)
+def _regex(pattern: str) -> Regex:
+    from ckptfix.names.regexes import Regex
+
+    return Regex(pattern)
+
+
+def _matches(pattern: str, paths: Sequence[str]) -> list[bool]:
+    """Return for each path whether a pattern of the configuration matches the whole of it; True if none can tell."""
+    try:
+        return _regex(rf"\A(?:{pattern})\Z").search(paths)
+    except (re.error, Refused, OverflowError, RecursionError):
+        return [True] * len(paths)
 
 
 PAIRS: tuple[tuple[Role, Role], ...] = (
@@ -379,8 +479,11 @@ def _lone(module: AdapterModule) -> Iterator[str]:
         yield f"the update of {module.name}"
 
 
-def refuse_missing(adapter: Adapter) -> None:
+def refuse_missing(adapter: Adapter, *, own_ranks: bool = False) -> None:
     """Raise `Refused` for an adapter that cannot be computed with.
+
+    Args:
+        own_ranks: ranks that the configuration states wrongly do not matter.
 
     Raises:
         Refused: tensors are missing, the scale is unknown, or there are tensors of a kind that is not known.
@@ -409,9 +512,9 @@ def refuse_missing(adapter: Adapter) -> None:
         message = f"init_lora_weights is {init!r}: PEFT changed the base weights, and the adapter fits only those"
         hint = "save it with path_initial_model_for_weight_conversion in PEFT, which makes a plain LoRA of it"
         raise Refused(message, path=adapter.path, hint=hint)
-    wrong = [row for row in adapter.missing if row.startswith(f"{CONFIG} states the rank")]
-    if wrong:
-        raise Refused(wrong[0], path=adapter.path, hint="correct r in it, or state the ranks in rank_pattern")
+    if "rank" in adapter.wrong and not own_ranks:
+        hint = "`ckptfix lora convert IN OUT --to peft` writes the ranks of the tensors"
+        raise Refused(adapter.wrong["rank"], path=adapter.path, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,13 +590,15 @@ def _scale_of_peft(config: Mapping[str, Any], module: AdapterModule) -> tuple[fl
 
 def _pattern(patterns: Any, path: str, otherwise: Any) -> Any:
     if isinstance(patterns, dict):
+        ends = _ends(path)
         for pattern, value in patterns.items():
-            try:
-                if re.match(rf"(.*\.)?({pattern})$", path):
-                    return value
-            except re.error:
-                continue
+            if pattern in ends or (not _PLAIN.fullmatch(pattern) and _matches(rf"(?:.*\.)?(?:{pattern})", [path])[0]):
+                return value
     return otherwise
+
+
+_PLAIN = re.compile(r"[\w.]+")
+"""A pattern without other signs than dots; that dots match any character matters to no path."""
 
 
 def _is_number(value: object) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, address, file_of, with_parts
 from ckptfix.checkpoint.address import is_inside
-from ckptfix.command_table import COMMANDS
+from ckptfix.command_table import STEPS
 from ckptfix.errors import (
     CkptfixError,
     DamagedFile,
@@ -52,6 +52,7 @@ from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import foreign as doctor_foreign
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import zip as doctor_zip
+from ckptfix.ops.doctor.groups import TOLD
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.naming import kept_suffix
@@ -340,7 +341,7 @@ def _after(
 
 def _needs_keys(checkpoint: Checkpoint, line: Invocation) -> bool:
     """Return whether a command works on the keys of a state dict, which a pickled module is not."""
-    chained = COMMANDS[line.step.command].chained
+    chained = STEPS[line.step.command].chained
     return chained is not None and chained.keys
 
 
@@ -384,7 +385,8 @@ def _judge(
     yield from judged
     yield from _container(path, checkpoint, fast=fast)
     yield from _edited(checkpoint)
-    yield from scan_adapter.scan(path, checkpoint)
+    of_adapter = list(scan_adapter.scan(path, checkpoint, rows, names))
+    yield from of_adapter
     yield from (replace(remark, severity="error") for remark in rank_shards.remarks(checkpoint, at))
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
     if far and torch_zip.archive_of(checkpoint) is not None:
@@ -396,7 +398,7 @@ def _judge(
     if names is not None and like is None:
         from ckptfix.ops.doctor import compare, messages
 
-        told = compare.scan(view, names)
+        told = [] if any(row.about == TOLD for row in of_adapter) else compare.scan(view, names)
         if told and all(row.id == "other-file" for row in told) and _explained(contents, messages.beside_keys(rows)):
             told = []  # a log lists keys of several files before the error itself
         contents = compare.settled(contents, told, names)

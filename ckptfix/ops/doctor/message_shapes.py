@@ -197,7 +197,8 @@ def _letters(shape: Shape) -> str:
 
 def _say_lora(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: Answer) -> Says:
     about = [row for row in rows if LORA.search(row.name)]
-    ranks = {(min(row.saved), min(row.wanted)) for row in about if len(row.saved) == 2 == len(row.wanted)}
+    pairs = [(row.saved, row.wanted) for row in about if len(row.saved) == len(row.wanted)]
+    ranks = {(one, two) for saved, wanted in pairs for one, two in zip(saved, wanted, strict=True) if one != two}
     if len(ranks) != 1:
         return rows
     ((saved, wanted),) = ranks

@@ -148,8 +148,11 @@ def fix(
                 return folder_draft(partial(_draft, chain, path), around, path, dest)
 
             return carry_out_file(path, name, in_folder, how, folder=True)
-        name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
-        return carry_out_file(path, name, partial(_draft, chain), how)
+        folder = chain.is_with_others
+        if folder and dest is not None and of_suffix(os.fspath(dest)):
+            raise Refused(IN_A_FOLDER, path=os.fspath(dest), hint="name a folder, without a suffix")
+        name = dest if dest is not None else named_beside(source, "fixed", chain.suffix, folder=folder)
+        return carry_out_file(path, name, partial(_draft, chain), how, folder=folder)
 
 
 def _asked(commands: Sequence[Invocation], drop_unexpected: bool) -> list[Invocation]:
@@ -190,6 +193,10 @@ def _named(chain: Chain, diagnosis: Diagnosis, dest: StrPath | None) -> str | No
     if dest is None or made is None or not chain.is_one_file:
         return None
     return None if suits(os.fspath(dest), made) else of_suffix(os.fspath(dest))
+
+
+IN_A_FOLDER = "a loader reads the configuration beside the weights, so the output is a folder"
+"""Refusal of an output that is named like a file."""
 
 
 def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped: bool) -> None:
@@ -243,6 +250,7 @@ def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
         findings=chain.findings,
         exit_code=chain.exit_code,
         read=chain.read,
+        folder=chain.is_with_others,
     )
 
 

@@ -9,23 +9,24 @@ from functools import partial
 from typing import Any
 
 from ckptfix.arguments import checks_types
-from ckptfix.checkpoint import TensorEntry
+from ckptfix.checkpoint import OutputFile, TensorEntry
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import Refused, StrPath, about
+from ckptfix.errors import CkptfixError, Refused, StrPath, about
 from ckptfix.formats import without_optimizer
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
 from ckptfix.names import adapters as names_of
 from ckptfix.names.adapters import TITLES
 from ckptfix.ops import choose
-from ckptfix.ops.adapter import DIFFUSERS, Adapter, AdapterModule
+from ckptfix.ops.adapter import CONFIG, DIFFUSERS, Adapter, AdapterModule
 from ckptfix.ops.any_source import as_state_dict
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.dequantize.layout import numbers
 from ckptfix.ops.lora.layouts import To, Writer, WrittenModule, as_diffusers, made, plan, with_dots
-from ckptfix.ops.lora.merge import opened
+from ckptfix.ops.lora.merge import opened, refuse_unusable
 from ckptfix.ops.lora.targets import Base, refuse_others, resolved
-from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, companions
+from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 
 
@@ -95,16 +96,19 @@ def lora_convert(
         raise Refused(f"no layout called {to!r}", hint="layouts are peft, kohya, diffusers and comfy")
 
     def make(path: str, dest: str) -> Draft[LoraConvertResult]:
-        found = opened(path, at=at, name=adapter, alpha=alpha)
+        found = opened(path, at=at, name=adapter, alpha=alpha, own_ranks=True)
         names = _paths(found, like, to, stack)
         writer = Writer(to, prefix)
-        rows = [written_module(row, names[row.name], to) for row in found.modules.values()]
+        rows = _of_one_part([written_module(row, names[row.name], to) for row in found.modules.values()], to)
         whole = {names_of.container_of(key)[1]: entry for key, entry in found.whole.items()}
         with about(path):
             writer.write(rows, whole, found.base_model)
+        if writer.config is not None and found.layout == "peft":
+            writer.config = _kept(found, writer.config)
         pairs = {key: value for key, value in found.checkpoint.metadata.items() if key != DIFFUSERS}
         done, format = plan(writer, path, dest, {"format": "pt", **pairs})
         lines = [f"converted {plural(len(rows), 'module')}: {TITLES[found.layout]} -> {TITLES[to]}"]
+        lines += [f"corrected: {sentence}" for sentence in found.wrong.values()] if to == "peft" else []
         if writer.folded:
             lines.append(f"alpha became a part of lora_B of {plural(writer.folded, 'module')}")
         if found.layout in ("diffusers-old", "torchtune", "litgpt", "mlx", "nemo") and to == "peft":
@@ -120,7 +124,7 @@ def lora_convert(
                 config=writer.config,
             ),
             format=format,
-            plan=replace(done, holds=(done.holds, found.checkpoint)),
+            plan=replace(done, files=(*_along(found, source, dest, to), *done.files), holds=(done.holds, found.checkpoint)),
             promise=promise,
             read=found.checkpoint.files,
             lines=lines,
@@ -131,6 +135,41 @@ def lora_convert(
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with ExitStack() as stack:
         return carry_out_file(source, dest, make, how, others=[] if like is None else [like], folder=to == "peft")
+
+
+def _kept(found: Adapter, made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration that an adapter of PEFT has, with what its tensors say otherwise."""
+    if not found.config:
+        return dict(made)
+    config = {**made, **found.config}
+    if "rank" in found.wrong:
+        config |= {key: made[key] for key in ("r", "rank_pattern")}
+    if "targets" in found.wrong or not config.get("target_modules"):
+        config["target_modules"] = made["target_modules"]
+    return config
+
+
+def _along(found: Adapter, source: StrPath, dest: str, to: To) -> list[OutputFile]:
+    """Return copies of the files beside an adapter in a folder, such as its model card, for an output in a folder."""
+    if to != "peft":
+        return []
+    rows = companions(found.checkpoint, source, dest)
+    return [row for row in rows if as_path(row.path).name != CONFIG]
+
+
+def is_convertible(found: Adapter, to: To) -> bool:
+    """Return whether `lora_convert` needs nothing but the file to write this layout."""
+    try:
+        refuse_unusable(found, own_ranks=True)
+        with ExitStack() as stack:
+            names = _paths(found, None, to, stack)
+        for row in found.modules.values():
+            module = written_module(row, names[row.name], to)
+            if to != "peft":
+                Writer(to).container(module)
+    except CkptfixError:
+        return False
+    return len(found.names) < 2 and not (found.whole and to != "peft")
 
 
 def _promise(found: Adapter, written: Sequence[TensorEntry]) -> Promise:
@@ -181,6 +220,13 @@ def written_module(module: AdapterModule, path: str, to: To) -> WrittenModule:
         container = DIFFUSERS_OF.get(container, "")
     return WrittenModule(container, path, down, up, module.scale, roles.get("magnitude"), module.is_embedding,
                          roles.get("added bias"))  # fmt: skip
+
+
+def _of_one_part(rows: Sequence[WrittenModule], to: To) -> list[WrittenModule]:
+    """Return the modules without a container for PEFT, whose adapter is for one model, if all are in the same part."""
+    if to == "peft" and len({row.container for row in rows}) == 1:
+        return [replace(row, container="") for row in rows]
+    return list(rows)
 
 
 DIFFUSERS_OF = {"lora_te": "text_encoder", "lora_te1": "text_encoder", "lora_te2": "text_encoder_2",

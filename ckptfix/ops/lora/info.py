@@ -59,7 +59,7 @@ class LoraInfo:
             ("whole", some(list(one.whole), 6)),
             ("base", f"in the file, {plural(len(one.base), 'tensor')}" if one.base else one.base_model or ""),
             ("adapters", ", ".join(one.names)),
-            ("missing", "; ".join(one.missing)),
+            ("missing", "; ".join((*one.missing, *one.wrong.values()))),
             ("unknown", some([f"{key} ({what})" for key, what in one.unknown.items()], 4)),
         ]
         return tuple(f"{name + ':':9} {value}" for name, value in rows if value)
@@ -83,7 +83,7 @@ class LoraInfo:
             "base_model": one.base_model,
             "base_tensors": len(one.base),
             "adapters": list(one.names),
-            "missing": list(one.missing),
+            "missing": [*one.missing, *one.wrong.values()],
             "unknown": [{"name": key, "what": what} for key, what in one.unknown.items()],
         }
 

@@ -173,11 +173,11 @@ class Writer:
 
     def _of_others(self, module: WrittenModule) -> Iterator[TensorEntry]:
         if self.to == "kohya":
-            head = self._container(module, KOHYA)
+            head = self.container(module)
             path = f"{head}_{module.path.replace('.', '_')}"
             down, up = f"{path}.lora_down.weight", f"{path}.lora_up.weight"
         else:
-            head = self._container(module, DIFFUSERS if self.to == "diffusers" else COMFY)
+            head = self.container(module)
             path = f"{head}.{module.path}"
             down, up = f"{path}.lora_A.weight", f"{path}.lora_B.weight"
         yield renamed(module.down, down)
@@ -196,9 +196,15 @@ class Writer:
                 rest = (1,) * (len(module.down.shape) - 1)
                 yield renamed(module.magnitude, f"{path}.dora_scale", (module.magnitude.numel, *rest))
 
-    def _container(self, module: WrittenModule, table: Mapping[str, str]) -> str:
+    def container(self, module: WrittenModule) -> str:
+        """Return the beginning of a module's name in a layout other than that of PEFT.
+
+        Raises:
+            Refused: the layout has none for the part of the model.
+        """
         if self.prefix is not None:
             return self.prefix
+        table = {"kohya": KOHYA, "diffusers": DIFFUSERS, "comfy": COMFY}[self.to]
         found = table.get(module.container)
         if found is None and not module.container:
             if _DIFFUSION.search(module.path):
@@ -296,7 +302,7 @@ WORDS = frozenset((
     "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod", "lin", "modulation", "qkv", "final_layer",
     "adaLN_modulation", "img_in", "txt_in", "vector_in", "guidance_in", "time_in", "in_layer", "out_layer",
     "text_model", "encoder", "layers", "self_attn", "q_proj", "k_proj", "v_proj", "out_proj", "mlp", "fc1", "fc2",
-    "block", "layer", "DenseReluDense", "wi_0", "wi_1", "wo", "SelfAttention",
+    "model", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head", "block", "layer", "DenseReluDense", "wi_0", "wi_1", "wo", "SelfAttention",
 ))  # fmt: skip
 """Components of the paths of models that kohya trains. Between them an underscore is a dot."""
 

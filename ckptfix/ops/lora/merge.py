@@ -212,6 +212,11 @@ def lora_merge(
     return merged(base, dest, at=at, **how.keywords())
 
 
+def merge_own(source: StrPath, dest: StrPath, **options: Any) -> LoraMergeResult:
+    """Write `source`, which holds a base and an adapter, with the adapter merged: `lora_merge` as a step of a chain."""
+    return lora_merge(source, (), dest, **options)
+
+
 def _folder_of(base: StrPath, dest: StrPath) -> bool | None:
     """Return True where the output is a folder because the base is one that holds a model in a single file."""
     if not found_as(file_name(base)):
@@ -230,18 +235,18 @@ def opened(path: StrPath, **options: Any) -> Adapter:
     name = located(existing(path))
     with about(name):
         found = reading.read(open_checkpoint(name), **options)
-        refuse_unusable(found)
+        refuse_unusable(found, own_ranks=bool(options.get("own_ranks")))
     return found
 
 
-def refuse_unusable(found: Adapter) -> None:
+def refuse_unusable(found: Adapter, *, own_ranks: bool = False) -> None:
     """Raise `Refused` for an adapter that cannot be computed with.
 
     Raises:
         Refused: as `adapter.refuse_missing`; or a tensor has no numbers, or the file is big-endian.
         DamagedFile: the file is damaged.
     """
-    reading.refuse_missing(found)
+    reading.refuse_missing(found, own_ranks=own_ranks)
     choose.refuse_damaged(found.checkpoint)
     tensors = [entry for row in found.modules.values() for entry in row.tensors.values()]
     for entry in (*tensors, *found.whole.values()):

@@ -22,7 +22,7 @@ from forks import MAIN, Forks
 import ckptfix
 from ckptfix.checkpoint import Plan
 from ckptfix.cli import commands
-from ckptfix.command_table import COMMANDS
+from ckptfix.command_table import STEPS
 from ckptfix.errors import CkptfixError, Refused, WouldOverwrite
 from ckptfix.findings.steps import Step
 from ckptfix.findings.table import ENTRIES
@@ -232,17 +232,22 @@ def _stated() -> Iterator[Step]:
 def test_every_option_that_is_stated_is_one_of_its_function() -> None:
     seen = 0
     for step in stated():
-        if COMMANDS[step.command].chained is not None:
+        if STEPS[step.command].chained is not None:
             assert set(step.keywords()) <= set(signature(chain.function_of(step.command)).parameters), step
             seen += 1
     assert seen > 40
 
 
-@pytest.mark.parametrize("name", [row.name for row in COMMANDS.values() if row.chained])
+@pytest.mark.parametrize("name", [row.name for row in STEPS.values() if row.chained])
 def test_options_are_those_of_the_command_line(name: str) -> None:
     """A step as words is what the command line reads as the keywords of the step."""
-    command = commands.get_command(click.Context(commands), name)
+    command: click.Command | None = commands
+    for word in name.split():
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word)
     assert command is not None
+    row = STEPS[name]
+    assert not row.output_option or row.output_option in {option for param in command.params for option in param.opts}
     for step in stated():
         if step.command == name:
             known = {option for param in command.params for option in param.opts}

@@ -283,14 +283,22 @@ def test_a_converted_adapter_makes_the_same_model(small: Path, tmp_path: Path, n
     source = write(LAYOUTS[name](base()), tmp_path / "adapter")
     out = tmp_path / ("new" if to == "peft" else "new.safetensors")
     prefix = {"kohya": "lora_te", "comfy": "diffusion_model", "diffusers": "transformer"}.get(to)
-    if name == "kohya" and to not in ("kohya",):
-        with pytest.raises(Refused, match="ambiguous"):
-            ckptfix.lora_convert(source, out, to=to, prefix=prefix)
     done = ckptfix.lora_convert(source, out, to=to, like=small, prefix=prefix)
     assert (done.to, len(done.modules)) == (to, 3)
     assert ckptfix.lora_info(out).as_dict()["layout"] == to
     ckptfix.lora_merge(small, [out], tmp_path / "merged.safetensors")
     same(load_file(tmp_path / "merged.safetensors"), merged(base()))
+
+
+def test_dots_that_are_ambiguous_need_the_base(tmp_path: Path) -> None:
+    tensors = {"lora_te_my_block_0_to_x.lora_down.weight": torch.ones(1, 4),
+               "lora_te_my_block_0_to_x.lora_up.weight": torch.ones(4, 1)}  # fmt: skip
+    source = write(Made(tensors), tmp_path / "adapter")
+    with pytest.raises(Refused, match="ambiguous"):
+        ckptfix.lora_convert(source, tmp_path / "new", to="peft")
+    save_file({"my_block.0.to_x.weight": torch.ones(4, 4)}, tmp_path / "base.safetensors")
+    done = ckptfix.lora_convert(source, tmp_path / "new", to="peft", like=tmp_path / "base.safetensors")
+    assert done.modules == {"lora_te_my_block_0_to_x": "my_block.0.to_x"}
 
 
 def test_metadata_of_training_is_kept(tmp_path: Path) -> None:
@@ -382,7 +390,7 @@ def test_inspect_and_doctor_say_it_in_a_line(tmp_path: Path) -> None:
     assert any(row.id == "adapter" and described in row.message for row in ckptfix.doctor(source).findings)
     path = write(Made(peft(base()).tensors, {**PEFT, "r": 9}), tmp_path / "peft")
     found = {row.id: row.message for row in ckptfix.doctor(path).findings}
-    assert "rank 3" in found["peft-adapter"] and "states the rank 9" in found["adapter-incomplete"]
+    assert "rank 3" in found["peft-adapter"] and "states the rank 9" in found["adapter-names"]
     save_file(base(), tmp_path / "base.safetensors")
     assert ckptfix.inspect(tmp_path / "base.safetensors").adapter is None
 
