@@ -98,6 +98,8 @@ SUFFIXES = (
     Suffix(r"[.](?P<role>m)", {"m": "magnitude"}, "mlx", None, strong=False),
     Suffix(r"[.](?P<role>diff|diff_b)", {"diff": "difference", "diff_b": "bias difference"}, "kohya", None,
            strong=False),
+    Suffix(r"[.](?P<role>w_norm|b_norm)", {"w_norm": "difference", "b_norm": "bias difference"}, "kohya", None,
+           strong=False),
 )  # fmt: skip
 """The ends of keys. The first that matches counts."""
 
@@ -108,7 +110,7 @@ OTHERS = (
     (r"[.][ab][12][.]weight", "GLoRA"),
     (r"[.]trainable_tokens_(?:delta|original)(?:[.].*)?", "trainable tokens of PEFT"),
     (r"(?:^|[.])prompt_embeddings|(?:^|[.])prompt_encoder[.].*", "a prompt"),
-    (r"[.](?:w|b)_norm|[.]scalar|[.]reshape_weight|[.]set_weight", "a part of LyCORIS or ComfyUI"),
+    (r"[.]scalar|[.]reshape_weight|[.]set_weight", "a part of LyCORIS or ComfyUI"),
     (r"(?:^|[.])bundle_emb[.].*", "an embedding of a prompt"),
 )
 """Ends of keys that are known and have no merge here, and what they are."""
@@ -145,7 +147,7 @@ def _containers() -> tuple[tuple[re.Pattern[str], LayoutName], ...]:
 
 _SAVED = re.compile(r"[.]modules_to_save(?:[.](?P<adapter>[^.]+))?(?=[.])")
 _LEVEL = re.compile(r"[.](?:base_layer|original_module)(?=[.])")
-_MARK = re.compile(r"lora|hada_w|lokr_w|[.]adapter[.]linear_")
+_MARK = re.compile(r"lora|hada_w|lokr_w|lycoris_|[.]adapter[.]linear_|[.]diff(?:_b)?$|[.][wb]_norm$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +186,18 @@ def is_adapter(keys: Iterable[str]) -> bool:
     for key in keys:
         if _MARK.search(key):
             found = parsed(key)
-            if found is not None and found.suffix is not None and found.suffix.strong:
+            if found is not None and is_sure(found):
                 return True
     return False
+
+
+def is_sure(key: AdapterKey) -> bool:
+    """Return whether a key shows that a file is an adapter: by its suffix, or as a difference by its container too."""
+    if key.suffix is None or key.suffix.strong:
+        return key.suffix is not None
+    if key.role not in ("difference", "bias difference"):
+        return False
+    return any(layout in ("kohya", "comfy") and pattern.match(key.module) for pattern, layout in _containers())
 
 
 def other_kind(key: str) -> str | None:
@@ -231,7 +242,7 @@ def layout_of(keys: Iterable[AdapterKey]) -> LayoutName:
     """Return the layout that the keys of an adapter have, most of them."""
     votes: Counter[LayoutName] = Counter()
     for key in keys:
-        if key.suffix is None or not key.suffix.strong:
+        if not is_sure(key):
             continue
         votes[_layout(key)] += 1
     return votes.most_common(1)[0][0] if votes else "unknown"

@@ -320,7 +320,7 @@ def _read(
             unknown[key] = kind
         else:
             rest.append(key)
-    strong = {key.module for key in keys if key.suffix is not None and key.suffix.strong}
+    strong = {key.module for key in keys if adapters.is_sure(key)}
     weak = [key for key in keys if key.suffix is not None and not key.suffix.strong]
     differences = {key.module for key in weak if key.role in ("difference", "bias difference")}
     loose = {key.key for key in weak if key.module not in strong and key.module not in differences}
