@@ -24,6 +24,7 @@ from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.dequantize.layout import numbers
 from ckptfix.ops.lora.layouts import To, Writer, WrittenModule, as_diffusers, made, plan, with_dots
 from ckptfix.ops.lora.merge import opened, refuse_unusable
+from ckptfix.ops.lora.renaming import in_names_of
 from ckptfix.ops.lora.targets import Base, refuse_others, resolved
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, companions
 from ckptfix.urls import as_path
@@ -97,9 +98,11 @@ def lora_convert(
 
     def make(path: str, dest: str) -> Draft[LoraConvertResult]:
         found = opened(path, at=at, name=adapter, alpha=alpha, own_ranks=True)
-        names = _paths(found, like, to, stack)
+        entries = None if like is None else _base(like, stack)
+        names = _paths(found, entries, to)
         writer = Writer(to, prefix)
-        rows = _of_one_part([written_module(row, names[row.name], to) for row in found.modules.values()], to)
+        rows = [written_module(row, names[row.name], to) for row in found.modules.values()]
+        rows = _of_one_part(in_names_of(rows, to, entries), to)
         whole = {names_of.container_of(key)[1]: entry for key, entry in found.whole.items()}
         with about(path):
             writer.write(rows, whole, found.base_model)
@@ -161,12 +164,11 @@ def is_convertible(found: Adapter, to: To) -> bool:
     """Return whether `lora_convert` needs nothing but the file to write this layout."""
     try:
         refuse_unusable(found, own_ranks=True)
-        with ExitStack() as stack:
-            names = _paths(found, None, to, stack)
-        for row in found.modules.values():
-            module = written_module(row, names[row.name], to)
-            if to != "peft":
-                Writer(to).container(module)
+        names = _paths(found, None, to)
+        rows = [written_module(row, names[row.name], to) for row in found.modules.values()]
+        in_names_of(rows, to, None)
+        for module in rows if to != "peft" else ():
+            Writer(to).container(module)
     except CkptfixError:
         return False
     return len(found.names) < 2 and not (found.whole and to != "peft")
@@ -234,7 +236,13 @@ DIFFUSERS_OF = {"lora_te": "text_encoder", "lora_te1": "text_encoder", "lora_te2
 """Container of a text encoder -> the component that keeps it apart from the other parts in a file of PEFT."""
 
 
-def _paths(found: Adapter, like: StrPath | None, to: To, stack: ExitStack) -> dict[str, str]:
+def _base(like: StrPath, stack: ExitStack) -> dict[str, TensorEntry]:
+    checkpoint = as_state_dict(str(like), str(like), None, stack)
+    site = choose.mapping(checkpoint).at
+    return {entry.key: entry for entry in without_optimizer(checkpoint.entries_at(site))}
+
+
+def _paths(found: Adapter, like: Mapping[str, TensorEntry] | None, to: To) -> dict[str, str]:
     """Return the path of each module with dots.
 
     Raises:
@@ -242,21 +250,20 @@ def _paths(found: Adapter, like: StrPath | None, to: To, stack: ExitStack) -> di
     """
     modules = list(found.modules.values())
     if like is not None:
-        checkpoint = as_state_dict(str(like), str(like), None, stack)
-        site = choose.mapping(checkpoint).at
-        entries = without_optimizer(checkpoint.entries_at(site))
-        base = Base.of({entry.key: entry for entry in entries})
+        base = Base.of(like)
         targets = resolved(found, base, modules)
         with about(found.path):
             refuse_others(found, targets, len(modules))
         stems = {key: stem for stem, key in base.stems.items()}
-        split = [row.name for row in modules if len(targets.places[row.name]) > 1]
-        if split:
-            raise Refused(f"{some(split, 3)}: the base has it in parts", path=found.path)
-        return {
-            row.name: _named(stems[targets.places[row.name][0].key], to) if _is_flat(row) else row.path
-            for row in modules
-        }
+        names: dict[str, str] = {}
+        for row in modules:
+            place, *others = targets.places[row.name]
+            whole = not others and place.rows == like[place.key].shape[0]
+            named = _named(stems[place.key], to) if whole else with_dots(row.path)
+            if _is_flat(row) and named is None:
+                raise Refused(f"{row.name}: the base has it in parts, or as a part", path=found.path)
+            names[row.name] = named if _is_flat(row) and named is not None else row.path
+        return names
     made: dict[str, str] = {}
     for row in modules:
         path: str | None = row.path

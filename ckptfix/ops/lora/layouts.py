@@ -38,11 +38,14 @@ _DIFFUSION = re.compile(r"(?:^|[._])(?:down_blocks|up_blocks|mid_block|input_blo
                         r"|transformer_blocks|single_transformer_blocks|double_blocks|single_blocks)"
                         r"(?=[._]|$)")  # fmt: skip
 
+_OF_FLUX = re.compile(r"(?:^|[._])(?:double_blocks|single_blocks|single_transformer_blocks)(?=[._])")
+
 KOHYA: Mapping[str, str] = {
     "unet": "lora_unet", "transformer": "lora_unet", "diffusion_model": "lora_unet", "text_encoder": "lora_te",
     "text_encoder_2": "lora_te2", "text_encoder_3": "lora_te3", "text_encoders.clip_l": "lora_te1",
     "text_encoders.clip_l.transformer": "lora_te1", "text_encoders.clip_g.transformer": "lora_te2",
-    "lora_unet": "lora_unet", "lora_te": "lora_te", "lora_te1": "lora_te1", "lora_te2": "lora_te2",
+    "text_encoders.clip_g": "lora_te2", "text_encoders.t5xxl.transformer": "lora_te3", "text_encoders.t5xxl": "lora_te3",
+    "lora_unet": "lora_unet", "lora_te": "lora_te", "lora_te1": "lora_te1", "lora_te2": "lora_te2", "lora_te3": "lora_te3",
 }  # fmt: skip
 """Container in any layout -> the container in kohya's."""
 
@@ -51,7 +54,7 @@ DIFFUSERS: Mapping[str, str] = {
     "lora_te": "text_encoder", "lora_te1": "text_encoder", "lora_te2": "text_encoder_2",
     "lora_te3": "text_encoder_3", "text_encoder": "text_encoder", "text_encoder_2": "text_encoder_2",
     "text_encoder_3": "text_encoder_3", "text_encoders.clip_l.transformer": "text_encoder",
-    "text_encoders.clip_g.transformer": "text_encoder_2",
+    "text_encoders.clip_g.transformer": "text_encoder_2", "text_encoders.t5xxl.transformer": "text_encoder_3",
 }  # fmt: skip
 """The same for diffusers."""
 
@@ -59,9 +62,17 @@ COMFY: Mapping[str, str] = {
     "lora_unet": "diffusion_model", "unet": "diffusion_model", "transformer": "diffusion_model",
     "diffusion_model": "diffusion_model", "lora_te": "text_encoders.clip_l.transformer",
     "lora_te1": "text_encoders.clip_l.transformer", "lora_te2": "text_encoders.clip_g.transformer",
+    "lora_te3": "text_encoders.t5xxl.transformer", "text_encoder_3": "text_encoders.t5xxl.transformer",
     "text_encoder": "text_encoders.clip_l.transformer", "text_encoder_2": "text_encoders.clip_g.transformer",
 }  # fmt: skip
 """The same for ComfyUI."""
+
+FLUX: Mapping[To, Mapping[str, str]] = {
+    "kohya": {"text_encoder_2": "lora_te3"},
+    "diffusers": {"lora_te3": "text_encoder_2", "text_encoders.t5xxl.transformer": "text_encoder_2"},
+    "comfy": {"text_encoder_2": "text_encoders.t5xxl.transformer"},
+}
+"""What is different in Flux, whose second text encoder is T5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +130,14 @@ class Writer:
 
     Attributes:
         folded: number of modules whose scale became a part of their `up`.
+        parts: containers of all modules.
+        flux: the model is Flux.
     """
 
     to: To
     prefix: str | None = None
+    parts: frozenset[str] = frozenset()
+    flux: bool = False
     folded: int = 0
     tensors: list[TensorEntry] = field(default_factory=list)
     config: dict[str, Any] | None = None
@@ -141,6 +156,8 @@ class Writer:
             first = next(iter(whole))
             hint = "--to peft keeps them; merge the adapter otherwise"
             raise Refused(f"only PEFT has whole tensors beside a LoRA, such as {first}", hint=hint)
+        self.parts = frozenset(module.container for module in modules)
+        self.flux = any(_OF_FLUX.search(module.path) for module in modules)
         for module in modules:
             if (module.embedding or module.bias is not None) and self.to != "peft":
                 what = "embeddings" if module.embedding else "a bias of its own"
@@ -205,7 +222,11 @@ class Writer:
         if self.prefix is not None:
             return self.prefix
         table = {"kohya": KOHYA, "diffusers": DIFFUSERS, "comfy": COMFY}[self.to]
+        if self.flux:
+            table = {**table, **FLUX[self.to]}
         found = table.get(module.container)
+        if found == KOHYA["text_encoder"] and module.container != found and len(self.parts) > 1 and self._has_numbers():
+            found = KOHYA["lora_te1"]
         if found is None and not module.container:
             if _DIFFUSION.search(module.path):
                 found = table["unet"]
@@ -219,6 +240,10 @@ class Writer:
             hint = "--prefix states the beginning of the names"
             raise Refused(f"{what} belongs to no part that {self.to} has a name for", hint=hint)
         return found
+
+    def _has_numbers(self) -> bool:
+        """Return whether kohya numbers the text encoders: those of Stable Diffusion 1 and 2 alone have no number."""
+        return self.flux or "transformer" in self.parts or any(part.endswith(("_2", "_3", "te2")) for part in self.parts)
 
     def _folded(self, module: WrittenModule, key: str) -> TensorEntry:
         if module.scale == 1:
@@ -302,7 +327,9 @@ WORDS = frozenset((
     "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod", "lin", "modulation", "qkv", "final_layer",
     "adaLN_modulation", "img_in", "txt_in", "vector_in", "guidance_in", "time_in", "in_layer", "out_layer",
     "text_model", "encoder", "layers", "self_attn", "q_proj", "k_proj", "v_proj", "out_proj", "mlp", "fc1", "fc2",
-    "model", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head", "block", "layer", "DenseReluDense", "wi_0", "wi_1", "wo", "SelfAttention",
+    "joint_blocks", "x_block", "context_block", "x_embedder", "context_embedder", "t_embedder", "y_embedder", "pos_embed",
+    "transformer", "resblocks", "in_proj", "c_fc", "c_proj", "time_text_embed", "timestep_embedder",
+    "text_embedder", "guidance_embedder", "q", "k", "v", "o", "model", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head", "block", "layer", "DenseReluDense", "wi_0", "wi_1", "wo", "SelfAttention",
 ))  # fmt: skip
 """Components of the paths of models that kohya trains. Between them an underscore is a dot."""
 

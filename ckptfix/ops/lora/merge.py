@@ -458,6 +458,8 @@ def _add(
             if key not in base.entries:
                 raise Refused(f"the base has no {key}, to which {role} of {module.name} would be added")
             tensor = module.tensors[role]
+            if (place.first, place.rows, place.start) != (0, *entry.shape[:1], 0):
+                raise Refused(f"{module.name} is a part of {place.key}: {role} of a part is not merged")
             if tensor.shape != base.entries[key].shape:
                 raise Refused(misfit(module, base.entries[key].shape), where=key)
             part = replace(module, method=None, tensors={"difference": tensor})

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import NamedTuple
+from math import prod
+from typing import NamedTuple, TypeAlias
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
-from ckptfix.names import adapters
+from ckptfix.names import adapters, diffusion
 from ckptfix.names.spellings import FUSIONS, HEAD_BY_HEAD, UNTOLD
 from ckptfix.ops.adapter import Adapter, AdapterModule
 from ckptfix.words import plural, some
@@ -46,12 +47,22 @@ class Place(NamedTuple):
     start: int = 0
 
 
+class Halves(NamedTuple):
+    """A weight whose two halves are the other way round in the names of the adapter."""
+
+    key: str
+
+
 class Part(NamedTuple):
     """A module that is one of several parts of a fused tensor of the base."""
 
     key: str
     number: int
     of: int
+
+
+Found: TypeAlias = Part | Halves | str
+"""A weight for a name: a part of one, one whose halves are turned round, or the key of a whole one."""
 
 
 @dataclass(slots=True)
@@ -63,12 +74,14 @@ class Base:
         stems: path of a module -> the key of its weight.
         paths: spelling of a path, with dots -> the paths that have it.
         flat: the same, with underscores.
+        twice: name that the module has in another code -> the weights.
     """
 
     entries: Mapping[str, TensorEntry]
     stems: dict[str, str] = field(default_factory=dict)
     paths: dict[str, set[str]] = field(default_factory=dict)
     flat: dict[str, set[str]] = field(default_factory=dict)
+    twice: dict[str, list[Found]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Mapping[str, TensorEntry]) -> Base:
@@ -82,11 +95,50 @@ class Base:
             for name in _spellings(stem):
                 base.paths.setdefault(name, set()).add(stem)
                 base.flat.setdefault(name.replace(".", "_"), set()).add(stem)
+        base.twice.update((name, rows) for name, rows in base._twice() if name not in base.paths)
+        base.twice.update({name.replace(".", "_"): rows for name, rows in base.twice.items()})
         return base
+
+    def _twice(self) -> Iterator[tuple[str, list[Found]]]:
+        """Yield the names that modules have in another code (`names.diffusion`), and their weights."""
+        old = diffusion.original_models(self.stems)
+        new = [] if old and old != ["OpenCLIP"] else diffusion.other_models(_tails(self.stems))
+        apart: dict[tuple[str, str], dict[int, Found]] = {}
+        rows: dict[tuple[str, str], diffusion.Row] = {}
+        for stem, key in self.stems.items():
+            for front, tail in diffusion.tails(stem):
+                for model in old:
+                    row = diffusion.original_row(model, tail)
+                    if row is not None:
+                        yield from self._parts(front, row, key)
+                for model in new:
+                    row = diffusion.other_row(model, tail)
+                    if row is not None and row.part is not None:
+                        place = front, row.original
+                        apart.setdefault(place, {})[row.part] = self._whole(row, key)
+                        rows[place] = row
+        for (front, name), parts in apart.items():
+            if len(parts) == len(rows[front, name].others):
+                yield front + name, [parts[number] for number in sorted(parts)]
+
+    def _parts(self, front: str, row: diffusion.Row, key: str) -> Iterator[tuple[str, list[Found]]]:
+        if len(row.others) == 1:
+            yield front + row.others[0], [self._whole(row, key)]
+            return
+        for number, name in enumerate(row.others):
+            yield front + name, [Part(key, number, len(row.others))]
+
+    def _whole(self, row: diffusion.Row, key: str) -> Found:
+        shape = self.entries[key].shape
+        return Halves(key) if row.row.halves and len(shape) == 2 and shape[0] == 2 * shape[1] else key
 
     def bias_of(self, key: str) -> str:
         """Return the key of the bias beside a weight."""
         return f"{key.removesuffix('weight')}bias"
+
+
+def _tails(stems: Iterable[str]) -> list[str]:
+    return [tail for stem in stems for _, tail in diffusion.tails(stem)]
 
 
 def _spellings(stem: str) -> Iterator[str]:
@@ -122,11 +174,13 @@ class Group:
         """Spelling of a path -> the paths of the base."""
         return self.base.flat if self.flat else self.base.paths
 
-    def found(self, text: str) -> list[Part | str]:
+    def found(self, text: str) -> list[Found]:
         """Return the weights for a name: the keys of whole weights in the order of their rows, or a part of one."""
         stem = self._stem(text)
         if stem is not None:
             return [self.base.stems[stem]]
+        if text in self.base.twice:
+            return self.base.twice[text]
         dot = "_" if self.flat else "."
         for family, fused, splits in FUSIONS:
             for split in splits:
@@ -157,7 +211,7 @@ class Group:
                 return next(iter(stems))
         return None
 
-    def fit(self) -> tuple[Fit, dict[str, list[Part | str]]]:
+    def fit(self) -> tuple[Fit, dict[str, list[Found]]]:
         """Return how names become those of the base, and the weights for the name of each module.
 
         Raises:
@@ -173,6 +227,10 @@ class Group:
             return Fit("", ""), {}
         count, chosen = best[0]
         rivals = [one for number, one in best if number == count and one.drop == chosen.drop and one != chosen]
+        if rivals:
+            fitting = [one for one in (chosen, *rivals) if self._is_as_wide(one)]
+            if fitting:
+                chosen, *rivals = fitting
         if rivals and chosen.add:
             shown = some([one.add for one in (chosen, *rivals)], 4)
             raise Refused(f"several parts of the base have the modules of the adapter: {shown}",
@@ -181,6 +239,19 @@ class Group:
             path: self.found(chosen.add + path[len(chosen.drop) :]) for path in paths if self._has(path, chosen)
         }
         return chosen, {path: rows for path, rows in found.items() if rows}
+
+    def _is_as_wide(self, fit: Fit) -> bool:
+        """Return whether the weights of a fit have the columns of the updates, or their rows."""
+        from ckptfix.ops.lora.updates import size_of
+
+        for module in self.modules:
+            size = size_of(module)
+            rows = self.found(fit.add + module.path[len(fit.drop) :]) if self._has(module.path, fit) else []
+            for row in rows if size is not None else []:
+                shape = self.base.entries[row if isinstance(row, str) else row.key].shape
+                if size is not None and size[1] not in (prod(shape[1:]), *shape[:1]):
+                    return False
+        return True
 
     @staticmethod
     def _has(path: str, fit: Fit) -> bool:
@@ -197,7 +268,7 @@ class Group:
                 tail = dot.join(parts[count:])
                 drop = path[: len(path) - len(tail)]
                 ends = dict.fromkeys((tail, *self._others(tail, dot)))
-                for name in self.index:
+                for name in (*self.index, *self.base.twice):
                     for end in ends:
                         if name == end or name.endswith(f"{dot}{end}"):
                             fits[Fit(drop, name[: len(name) - len(end)])] = None
@@ -259,7 +330,7 @@ def resolved(adapter: Adapter, base: Base, modules: Iterable[AdapterModule]) -> 
 
 
 def _placed(
-    modules: Sequence[AdapterModule], found: Mapping[str, Sequence[Part | str]], base: Base
+    modules: Sequence[AdapterModule], found: Mapping[str, Sequence[Found]], base: Base
 ) -> dict[str, tuple[Place, ...]]:
     """Return the rows of each module's update."""
     parts: dict[str, dict[int, int]] = {}
@@ -278,7 +349,11 @@ def _placed(
         for row in found[module.path]:
             key = row if isinstance(row, str) else row.key
             total = base.entries[key].shape[0] if base.entries[key].shape else 0
-            if isinstance(row, Part):
+            if isinstance(row, Halves):
+                half = total // 2
+                mine += [Place(key, half, half, start), Place(key, 0, half, start + half)]
+                start += total
+            elif isinstance(row, Part):
                 sizes = _sizes(parts[key], row.of, total, module.name, key)
                 mine.append(Place(key, sum(sizes[: row.number]), sizes[row.number]))
             else:
@@ -311,6 +386,10 @@ def _sizes(known: Mapping[int, int], count: int, total: int, name: str, key: str
             sizes.setdefault(0, total - 2 * sizes[1])
         else:
             sizes |= {1: (total - sizes[0]) // 2, 2: (total - sizes[0]) // 2}
+    elif count == 4:
+        # Query, key and value have the same number of rows, and what is fused with them has the others.
+        wide = next((sizes[one] for one in (0, 1, 2) if one in sizes), (total - sizes.get(3, 0)) // 3)
+        sizes = {0: wide, 1: wide, 2: wide, 3: total - 3 * wide, **sizes}
     else:
         for one, other in ((0, 1), (1, 0)):
             if one in sizes:

@@ -81,7 +81,7 @@ class Update:
         module = self.module
         if "difference" in module.tensors and module.method is None:
             found = self._held(tensors, "difference", lambda: self._numbers("difference"))
-            return found.reshape(self.rows + self.start, -1)[first:last] * self.scale
+            return found.reshape(len(found), -1)[first:last] * self.scale
         if module.method == "LoHa":
             made = self._product(tensors, "1", first, last) * self._product(tensors, "2", first, last)
         elif module.method == "LoKr":

@@ -1,0 +1,165 @@
+"""Modules of an adapter under the names of another code, which may fuse them or have them apart.
+
+A split keeps the rank: each part gets its rows of `up`, and the same `down`. A fusion has the ranks of all parts
+together: `up` is block-diagonal, with the scales in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.errors import Refused
+from ckptfix.names import diffusion
+from ckptfix.ops.dequantize.layout import numbers
+from ckptfix.ops.lora.layouts import To, WrittenModule, made
+from ckptfix.words import some
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+
+def in_names_of(modules: Sequence[WrittenModule], to: To, like: Mapping[str, TensorEntry] | None) -> list[WrittenModule]:
+    """Return the modules under the names that a layout uses for Flux, SD3 and others; the same for other models.
+
+    Args:
+        like: key -> tensor of the base, whose names are used instead of those that are usual for the layout.
+
+    Raises:
+        Refused: a part of a fused module is missing, or its rows are unknown.
+    """
+    paths = [row.path for row in modules]
+    known = None if like is None else [tail for key in like for _, tail in diffusion.tails(key.removesuffix(".weight"))]
+    original = diffusion.original_models(paths)
+    other = diffusion.other_models(paths) if not original else []
+    to_original = to in ("kohya", "comfy") if known is None else bool(diffusion.original_models(known))
+    if original and not to_original:
+        return [_of_diffusers(new, to) for row in modules for new in _split(row, original)]
+    if not original and other and to_original:
+        if known is not None:
+            other = [name for name in other if name in diffusion.original_models(known)] or other
+        other = [name for name in other if name != "OpenCLIP" or known is not None]
+        if len(other) > 1 and any(_row(other, row.path) for row in modules):
+            hint = "--like BASE names the base, whose keys say so"
+            raise Refused(f"the names are those that diffusers has for {some(other)}, and each has others", hint=hint)
+        return _fused(modules, other, like)
+    return list(modules)
+
+
+def _of_diffusers(module: WrittenModule, to: To) -> WrittenModule:
+    """Return a module as one of diffusers' transformer, if its container is only called a U-Net."""
+    if to == "diffusers" and module.container in ("lora_unet", "unet", "diffusion_model", ""):
+        return replace(module, container="transformer")
+    return module
+
+
+def _row(models: Iterable[str], path: str) -> diffusion.Row | None:
+    return next((row for model in models if (row := diffusion.other_row(model, path)) is not None), None)
+
+
+def _split(module: WrittenModule, models: Sequence[str]) -> list[WrittenModule]:
+    rows = (diffusion.original_row(model, module.path) for model in models if model != "OpenCLIP")
+    row = next((one for one in rows if one is not None), None)
+    if row is None:
+        return [module]
+    names = row.others
+    if len(names) == 1:
+        return [replace(_turned(module) if _has_halves(row, module) else module, path=names[0])]
+    sizes = _sizes(len(names), module.up.shape[0], module.down.shape[1])
+    if sizes is None:
+        raise Refused(f"{module.path}: its {module.up.shape[0]} rows are not those of {' + '.join(names)}")
+    up = numbers(module.up)
+    magnitude = None if module.magnitude is None else numbers(module.magnitude).reshape(-1)
+    new, first = [], 0
+    for name, size in zip(names, sizes, strict=True):
+        part = made(name, up[first : first + size], module.up.dtype, [module.up])
+        held = None
+        if magnitude is not None and module.magnitude is not None:
+            held = made(name, magnitude[first : first + size], module.magnitude.dtype, [module.magnitude])
+        new.append(replace(module, path=name, up=part, magnitude=held))
+        first += size
+    return new
+
+
+def _has_halves(row: diffusion.Row, module: WrittenModule) -> bool:
+    return row.row.halves and module.up.shape[0] == 2 * module.down.shape[1]
+
+
+def _turned(module: WrittenModule) -> WrittenModule:
+    """Return a module with the two halves of its rows the other way round."""
+    import numpy
+
+    def turn(entry: TensorEntry) -> TensorEntry:
+        array = numbers(entry)
+        half = len(array) // 2
+        return made(entry.key, numpy.concatenate([array[half:], array[:half]]), entry.dtype, [entry])
+
+    if module.magnitude is not None:
+        raise Refused(f"{module.path} is DoRA, and its rows have another order in the other names")
+    return replace(module, up=turn(module.up))
+
+
+def _sizes(count: int, rows: int, width: int) -> list[int] | None:
+    """Return the rows of each part: equal ones, but for what is fused with query, key and value."""
+    if count == 4:
+        return [width, width, width, rows - 3 * width] if rows > 3 * width else None
+    return [rows // count] * count if rows % count == 0 else None
+
+
+def _fused(
+    modules: Sequence[WrittenModule], models: Sequence[str], like: Mapping[str, TensorEntry] | None
+) -> list[WrittenModule]:
+    new: list[WrittenModule] = []
+    groups: dict[str, dict[int, WrittenModule]] = {}
+    rows: dict[str, diffusion.Row] = {}
+    for module in modules:
+        row = _row(models, module.path)
+        if row is None or row.part is None:
+            new.append(module)
+        elif len(row.others) == 1:
+            new.append(replace(_turned(module) if _has_halves(row, module) else module, path=row.original))
+        else:
+            groups.setdefault(row.original, {})[row.part] = module
+            rows[row.original] = row
+    return new + [_joined(path, rows[path], parts, like) for path, parts in groups.items()]
+
+
+def _joined(
+    path: str, row: diffusion.Row, parts: Mapping[int, WrittenModule], like: Mapping[str, TensorEntry] | None
+) -> WrittenModule:
+    import numpy
+
+    first = next(iter(parts.values()))
+    if any(one.magnitude is not None for one in parts.values()):
+        raise Refused(f"{first.path} is DoRA, and the parts of {path} are not joined then")
+    count = len(row.others)
+    sizes: dict[int, int] = {number: one.up.shape[0] for number, one in parts.items()}
+    for number in range(min(count, 3)):
+        sizes.setdefault(number, next((sizes[other] for other in (1, 2, 0) if other in sizes), first.down.shape[1]))
+    if len(sizes) < count:
+        entries = (entry for key, entry in (like or {}).items() if key.removesuffix(".weight").endswith(path))
+        whole = next(entries, None)
+        if whole is None:
+            hint = "--like BASE names the base, whose sizes say so"
+            raise Refused(f"{path} has the rows of {row.others[3]} too, which the adapter lacks", hint=hint)
+        sizes[3] = whole.shape[0] - sum(sizes.values())
+    downs, ups, start = [], [], 0
+    rank = sum(one.rank for one in parts.values())
+    for number in range(count):
+        one = parts.get(number)
+        block = numpy.zeros((sizes[number], rank))
+        if one is not None:
+            block[:, start : start + one.rank] = numbers(one.up).astype(numpy.float64) * one.scale
+            downs.append(numbers(one.down))
+            start += one.rank
+        ups.append(block)
+    if len({array.shape[1:] for array in downs}) > 1:
+        raise Refused(f"the parts of {path} have different inputs")
+    used = list(parts.values())
+    down = made(path, numpy.concatenate(downs), first.down.dtype, [one.down for one in used])
+    up = made(path, numpy.concatenate(ups), first.up.dtype, [one.up for one in used])
+    return WrittenModule(first.container, path, down, up, 1.0)

@@ -1,0 +1,165 @@
+"""Adapters for models with two sets of names, one of which fuses what the other has apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapters import Made, Tensors, write
+from safetensors.torch import load_file, save_file
+
+import ckptfix
+from ckptfix.errors import Refused
+
+WIDE = 8
+
+FLUX = {
+    "double_blocks.0.img_attn.qkv": {"transformer_blocks.0.attn.to_q": 8, "transformer_blocks.0.attn.to_k": 8,
+                                     "transformer_blocks.0.attn.to_v": 8},
+    "double_blocks.0.txt_attn.qkv": {"transformer_blocks.0.attn.add_q_proj": 8, "transformer_blocks.0.attn.add_k_proj": 8,
+                                     "transformer_blocks.0.attn.add_v_proj": 8},
+    "double_blocks.0.img_attn.proj": {"transformer_blocks.0.attn.to_out.0": 8},
+    "double_blocks.0.txt_mod.lin": {"transformer_blocks.0.norm1_context.linear": 48},
+    "single_blocks.0.linear1": {"single_transformer_blocks.0.attn.to_q": 8, "single_transformer_blocks.0.attn.to_k": 8,
+                                "single_transformer_blocks.0.attn.to_v": 8, "single_transformer_blocks.0.proj_mlp": 32},
+    "single_blocks.0.linear2": {"single_transformer_blocks.0.proj_out": 8},
+    "final_layer.adaLN_modulation.1": {"norm_out.linear": -16},
+}  # fmt: skip
+"""Original path -> diffusers' paths with their rows; negative where the two halves are turned round."""
+
+SD3 = {
+    "joint_blocks.0.x_block.attn.qkv": {"transformer_blocks.0.attn.to_q": 8, "transformer_blocks.0.attn.to_k": 8,
+                                        "transformer_blocks.0.attn.to_v": 8},
+    "joint_blocks.0.context_block.mlp.fc1": {"transformer_blocks.0.ff_context.net.0.proj": 32},
+    "joint_blocks.0.x_block.adaLN_modulation.1": {"transformer_blocks.0.norm1.linear": 48},
+    "joint_blocks.1.context_block.adaLN_modulation.1": {"transformer_blocks.1.norm1_context.linear": -16},
+}  # fmt: skip
+
+MODELS = {"Flux": FLUX, "SD3": SD3}
+
+
+def original(model: str) -> Tensors:
+    made = torch.Generator().manual_seed(0)
+    rows = {path: sum(map(abs, parts.values())) for path, parts in MODELS[model].items()}
+    return {f"{path}.weight": torch.randn(count, WIDE, generator=made) for path, count in rows.items()}
+
+
+def of_diffusers(model: str, state: Tensors) -> Tensors:
+    made: Tensors = {}
+    for path, parts in MODELS[model].items():
+        whole = state[f"{path}.weight"]
+        if min(parts.values()) < 0:
+            whole = torch.cat(whole.chunk(2)[::-1])
+        pieces = torch.split(whole, [abs(count) for count in parts.values()])
+        made |= {f"{name}.weight": piece.contiguous() for name, piece in zip(parts, pieces, strict=True)}
+    return made
+
+
+def kohya(state: Tensors) -> Tensors:
+    made, out = torch.Generator().manual_seed(1), {}
+    for key, value in state.items():
+        name = f"lora_unet_{key.removesuffix('.weight').replace('.', '_')}"
+        out[f"{name}.lora_down.weight"] = torch.randn(2, WIDE, generator=made)
+        out[f"{name}.lora_up.weight"] = torch.randn(len(value), 2, generator=made)
+        out[f"{name}.alpha"] = torch.tensor(1.0)
+    return out
+
+
+def sums(state: Tensors, adapter: Tensors) -> Tensors:
+    made = {}
+    for key, value in state.items():
+        name = f"lora_unet_{key.removesuffix('.weight').replace('.', '_')}"
+        up, down = adapter[f"{name}.lora_up.weight"].double(), adapter[f"{name}.lora_down.weight"].double()
+        made[key] = (value.double() + 0.5 * (up @ down)).float()
+    return made
+
+
+def same(out: Path, truth: Tensors) -> None:
+    found = load_file(out)
+    assert found.keys() == truth.keys()
+    assert all(torch.equal(found[key], truth[key]) for key in truth)
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    name: str = request.param
+    state = original(name)
+    save_file(state, tmp_path / "original.safetensors")
+    save_file(of_diffusers(name, state), tmp_path / "diffusers.safetensors")
+    write(Made(kohya(state)), tmp_path / "k").rename(tmp_path / "kohya.safetensors")
+    return name
+
+
+@pytest.mark.parametrize("to", ["kohya", "diffusers", "comfy", "peft"])
+def test_every_layout_merges_into_both(model: str, tmp_path: Path, to: Any) -> None:
+    adapter = tmp_path / ("new" if to == "peft" else "new.safetensors")
+    ckptfix.lora_convert(tmp_path / "kohya.safetensors", adapter, to=to)
+    truth = sums(original(model), load_file(tmp_path / "kohya.safetensors"))
+    ckptfix.lora_merge(tmp_path / "original.safetensors", [adapter], tmp_path / "a.safetensors")
+    same(tmp_path / "a.safetensors", truth)
+    ckptfix.lora_merge(tmp_path / "diffusers.safetensors", [adapter], tmp_path / "b.safetensors")
+    same(tmp_path / "b.safetensors", of_diffusers(model, truth))
+
+
+def test_names_of_diffusers_become_original_ones(model: str, tmp_path: Path) -> None:
+    ckptfix.lora_convert(tmp_path / "kohya.safetensors", tmp_path / "d.safetensors", to="diffusers")
+    names = set(load_file(tmp_path / "d.safetensors"))
+    parts = [name for row in MODELS[model].values() for name in row]
+    assert names == {f"transformer.{name}.lora_{side}.weight" for name in parts for side in "AB"}
+    like = {"like": tmp_path / "original.safetensors"} if model == "SD3" else {}
+    if like:
+        with pytest.raises(Refused, match="diffusers has for Flux, SD3"):
+            ckptfix.lora_convert(tmp_path / "d.safetensors", tmp_path / "x.safetensors", to="kohya")
+    ckptfix.lora_convert(tmp_path / "d.safetensors", tmp_path / "back.safetensors", to="kohya", **like)
+    assert load_file(tmp_path / "back.safetensors").keys() == load_file(tmp_path / "kohya.safetensors").keys()
+    ckptfix.lora_merge(tmp_path / "original.safetensors", [tmp_path / "back.safetensors"], tmp_path / "a.safetensors")
+    same(tmp_path / "a.safetensors", sums(original(model), load_file(tmp_path / "kohya.safetensors")))
+
+
+def test_parts_that_an_adapter_lacks_stay(tmp_path: Path) -> None:
+    state = original("Flux")
+    save_file(state, tmp_path / "original.safetensors")
+    made = torch.Generator().manual_seed(2)
+    tensors: Tensors = {}
+    for name in ("transformer_blocks.0.attn.to_v", "single_transformer_blocks.0.attn.to_k"):
+        tensors[f"transformer.{name}.lora_A.weight"] = torch.randn(2, WIDE, generator=made)
+        tensors[f"transformer.{name}.lora_B.weight"] = torch.randn(8, 2, generator=made)
+    source = write(Made(tensors), tmp_path / "x").rename(tmp_path / "x.safetensors")
+    with pytest.raises(Refused, match=r"has the rows of single_transformer_blocks.0.proj_mlp too"):
+        ckptfix.lora_convert(source, tmp_path / "k.safetensors", to="kohya")
+    base = tmp_path / "original.safetensors"
+    ckptfix.lora_convert(source, tmp_path / "k.safetensors", to="kohya", like=base)
+    for number, adapter in enumerate((source, tmp_path / "k.safetensors")):
+        out = tmp_path / f"{number}.safetensors"
+        ckptfix.lora_merge(base, [adapter], out)
+        found = load_file(out)
+        for key, first in (("double_blocks.0.img_attn.qkv", 16), ("single_blocks.0.linear1", 8)):
+            old, new = state[f"{key}.weight"], found[f"{key}.weight"]
+            changed = (old != new).any(1).nonzero().flatten().tolist()
+            assert changed == list(range(first, first + 8))
+
+
+def test_text_encoders_of_a_single_file(tmp_path: Path) -> None:
+    """Stable Diffusion XL has CLIP under the names of transformers, and OpenCLIP with a fused projection."""
+    small = "conditioner.embedders.0.transformer.text_model.encoder.layers.0.self_attn.k_proj.weight"
+    large = "conditioner.embedders.1.model.transformer.resblocks.0."
+    state = {small: torch.zeros(4, 4), f"{large}attn.in_proj_weight": torch.zeros(18, 6),
+             f"{large}mlp.c_fc.weight": torch.zeros(24, 6)}  # fmt: skip
+    save_file(state, tmp_path / "xl.safetensors")
+    tensors: Tensors = {}
+    for name, rows, wide in (("te1_text_model_encoder_layers_0_self_attn_k_proj", 4, 4),
+                             ("te2_text_model_encoder_layers_0_self_attn_k_proj", 6, 6),
+                             ("te2_text_model_encoder_layers_0_mlp_fc1", 24, 6)):  # fmt: skip
+        tensors |= {f"lora_{name}.lora_down.weight": torch.ones(1, wide),
+                    f"lora_{name}.lora_up.weight": torch.ones(rows, 1)}  # fmt: skip
+    source = write(Made(tensors), tmp_path / "x").rename(tmp_path / "style.safetensors")
+    for to in ("kohya", "comfy", "diffusers"):
+        adapter = tmp_path / f"{to}.safetensors"
+        ckptfix.lora_convert(source, adapter, to=to)  # type: ignore[arg-type]
+        ckptfix.lora_merge(tmp_path / "xl.safetensors", [adapter], tmp_path / f"{to}.out.safetensors")
+        found = load_file(tmp_path / f"{to}.out.safetensors")
+        assert found[small].eq(1).all() and found[f"{large}mlp.c_fc.weight"].eq(1).all()
+        rows = found[f"{large}attn.in_proj_weight"].sum(1)
+        assert rows.tolist() == [0.0] * 6 + [6.0] * 6 + [0.0] * 6
