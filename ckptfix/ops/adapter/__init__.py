@@ -41,6 +41,9 @@ MOST_TEXT = 200
 CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of ``init_lora_weights`` with which PEFT changes the base weights, so that an adapter fits only those."""
 
+OWN_PATHS = ("torchtune", "litgpt", "mlx", "nemo")
+"""Layouts whose keys are paths of the model: LitGPT's begin with ``transformer.``, which is no container there."""
+
 LARGEST_ALPHA = 64
 """Elements of the largest tensor that is read as an alpha."""
 
@@ -348,12 +351,36 @@ def _read(
         tensors.setdefault(part.module, {})[part.role] = entries[part.key]
         assert part.suffix is not None
         methods[part.module] = methods.get(part.module) or part.suffix.method
+    if layout == "litgpt":
+        alpha = _parted(checkpoint, tensors, methods, unknown, alpha)
     settings = Settings(layout, checkpoint, config, alpha)
     modules = {one: settings.module(one, roles, methods[one]) for one, roles in tensors.items()}
     base = tuple(key for key in rest if not adapters.is_saved(key)) if together else ()
     missing = tuple(_missing(layout, modules, config))
     wrong = dict(_wrong(checkpoint, layout, modules, names, config)) if not base else {}
     return Adapter(checkpoint, at, layout, modules, whole, base, unknown, names, config, missing, wrong)
+
+
+def _parted(
+    checkpoint: Checkpoint,
+    tensors: dict[str, dict[Role, TensorEntry]],
+    methods: dict[str, Method | None],
+    unknown: dict[str, str],
+    alpha: float | None,
+) -> float | None:
+    """Put a module for each part in the place of LitGPT's fused ones, and return alpha as its files state it."""
+    from ckptfix.ops.adapter.litgpt import LitGptSettings, is_fused, parts_of
+
+    settings = LitGptSettings.beside(checkpoint)
+    for name in [name for name, roles in tensors.items() if is_fused(name, roles)]:
+        roles = tensors.pop(name)
+        parts = parts_of(name, roles, settings)
+        if isinstance(parts, str):
+            unknown.update((entry.key, parts) for entry in roles.values())
+            continue
+        tensors.update(parts)
+        methods.update(dict.fromkeys(parts, methods[name]))
+    return settings.alpha if alpha is None else alpha
 
 
 def _weights(module: str) -> set[str]:
@@ -532,7 +559,7 @@ class Settings:
 
     def module(self, name: str, tensors: Mapping[Role, TensorEntry], method: Method | None) -> AdapterModule:
         """Return a module with its rank, alpha and scale."""
-        container, path = adapters.container_of(name)
+        container, path = ("", name) if self.layout in OWN_PATHS else adapters.container_of(name)
         rank = _rank(tensors, method, turned=self.layout == "mlx")
         made = AdapterModule(name, container, path, tensors, method, rank, None, None, turned=self.layout == "mlx")
         alpha, scale = self._scale(made)

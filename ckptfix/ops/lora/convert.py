@@ -18,13 +18,14 @@ from ckptfix.io.source import shares_open_files
 from ckptfix.names import adapters as names_of
 from ckptfix.names.adapters import TITLES
 from ckptfix.ops import choose
+from ckptfix.ops.quantized import json_beside
 from ckptfix.ops.adapter import CONFIG, DIFFUSERS, Adapter, AdapterModule
 from ckptfix.ops.any_source import as_state_dict
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.dequantize.layout import numbers
 from ckptfix.ops.lora.layouts import To, Writer, WrittenModule, as_diffusers, made, plan, with_dots
 from ckptfix.ops.lora.merge import opened, refuse_unusable
-from ckptfix.ops.lora.renaming import in_names_of
+from ckptfix.ops.lora.renaming import in_names_of, of_transformers
 from ckptfix.ops.lora.targets import Base, refuse_others, resolved
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, companions
 from ckptfix.urls import as_path
@@ -98,10 +99,14 @@ def lora_convert(
 
     def make(path: str, dest: str) -> Draft[LoraConvertResult]:
         found = opened(path, at=at, name=adapter, alpha=alpha, own_ranks=True)
-        entries = None if like is None else _base(like, stack)
-        names = _paths(found, entries, to)
+        entries, config = (None, {}) if like is None else _base(like, stack)
+        moved = None
+        if found.layout in ("torchtune", "litgpt"):
+            plain = [written_module(row, row.path, to) for row in found.modules.values()]
+            moved = of_transformers(plain, found.layout, config or found.config)
+        names = _paths(found, entries if moved is None else None, to)
         writer = Writer(to, prefix)
-        rows = [written_module(row, names[row.name], to) for row in found.modules.values()]
+        rows = moved or [written_module(row, names[row.name], to) for row in found.modules.values()]
         rows = _of_one_part(in_names_of(rows, to, entries), to)
         whole = {names_of.container_of(key)[1]: entry for key, entry in found.whole.items()}
         with about(path):
@@ -114,8 +119,11 @@ def lora_convert(
         lines += [f"corrected: {sentence}" for sentence in found.wrong.values()] if to == "peft" else []
         if writer.folded:
             lines.append(f"alpha became a part of lora_B of {plural(writer.folded, 'module')}")
-        if found.layout in ("diffusers-old", "torchtune", "litgpt", "mlx", "nemo") and to == "peft":
-            lines.append("the names of the modules are as they were; `ckptfix match` knows those of other libraries")
+        if moved is not None:
+            lines.append("the names, and the order of rows, are those of transformers")
+        elif found.layout in ("diffusers-old", "torchtune", "litgpt", "mlx", "nemo") and to == "peft":
+            lines.append("the names of the modules are as they were; --like BASE with its config.json gives those of "
+                         "transformers to an adapter of torchtune or LitGPT")  # fmt: skip
         promise = _promise(found, writer.tensors)
         return Draft(
             result=partial(
@@ -236,10 +244,12 @@ DIFFUSERS_OF = {"lora_te": "text_encoder", "lora_te1": "text_encoder", "lora_te2
 """Container of a text encoder -> the component that keeps it apart from the other parts in a file of PEFT."""
 
 
-def _base(like: StrPath, stack: ExitStack) -> dict[str, TensorEntry]:
+def _base(like: StrPath, stack: ExitStack) -> tuple[dict[str, TensorEntry], Mapping[str, Any]]:
+    """Return the tensors of the base by key, and its config.json."""
     checkpoint = as_state_dict(str(like), str(like), None, stack)
     site = choose.mapping(checkpoint).at
-    return {entry.key: entry for entry in without_optimizer(checkpoint.entries_at(site))}
+    entries = {entry.key: entry for entry in without_optimizer(checkpoint.entries_at(site))}
+    return entries, json_beside(checkpoint, "config.json")
 
 
 def _paths(found: Adapter, like: Mapping[str, TensorEntry] | None, to: To) -> dict[str, str]:

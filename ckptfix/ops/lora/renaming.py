@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import Refused
-from ckptfix.names import diffusion
+from ckptfix.names import diffusion, tables
+from ckptfix.names.rulefile import Rules
+from ckptfix.names.rules import NameRule
+from ckptfix.ops.adapter.litgpt import PARTS
 from ckptfix.ops.dequantize.layout import numbers
 from ckptfix.ops.lora.layouts import To, WrittenModule, made
 from ckptfix.words import some
@@ -55,6 +58,67 @@ def _of_diffusers(module: WrittenModule, to: To) -> WrittenModule:
     if to == "diffusers" and module.container in ("lora_unet", "unet", "diffusion_model", ""):
         return replace(module, container="transformer")
     return module
+
+
+def of_transformers(
+    modules: Sequence[WrittenModule], layout: str, config: Mapping[str, Any]
+) -> list[WrittenModule] | None:
+    """Return the modules of an adapter of torchtune or LitGPT under the names of transformers.
+
+    The rows of queries and keys get the order that transformers' rotary embedding has, by the tables of `rename`.
+
+    Args:
+        config: config.json of the base.
+
+    Returns:
+        None if no table is for this kind of model.
+    """
+    kind = config.get("model_type")
+    rows = [row for row in tables.shipped() if row.names == (layout, "hf") and kind in row.types]
+    if not rows:
+        return None
+    rules = rows[0].rules()
+    return [_by_rules(module, rules, config) for module in modules]
+
+
+def _by_rules(module: WrittenModule, rules: Rules, config: Mapping[str, Any]) -> WrittenModule:
+    key, number = f"{module.path}.weight", 0
+    front, _, last = module.path.rpartition(".")
+    for old, new in rules.names.items():
+        made_key = NameRule(old, new).apply(key)
+        if made_key is not None:
+            return replace(module, path=made_key.removesuffix(".weight"))
+    fused = f"{front}.qkv.weight" if last in PARTS else ""
+    for rule in rules.tensors:
+        for asked in (key, fused):
+            if rule.new is None or not asked or len(rule.old.names) > 1:
+                continue
+            number = PARTS.index(last) if asked == fused and len(rule.new.names) == len(PARTS) else 0
+            made_key = NameRule(rule.old.names[0], rule.new.names[number]).apply(asked)
+            if made_key is None:
+                continue
+            path = made_key.removesuffix(".weight")
+            if any(one.name == "rope" for one in rule.operations):
+                heads = "num_attention_heads" if path.endswith("q_proj") else "num_key_value_heads"
+                count = config.get(heads, config.get("num_attention_heads"))
+                module = _rotated(module, count)
+            return replace(module, path=path)
+    raise Refused(f"the table of names has no line for {module.path}", hint="--like BASE of the same model")
+
+
+def _rotated(module: WrittenModule, heads: object) -> WrittenModule:
+    """Return a module with the rows of each head in two halves, instead of in pairs."""
+    rows = module.up.shape[0]
+    if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
+        raise Refused(f"{module.path} has {rows} rows, which are not those of {heads} heads")
+
+    def turned(entry: TensorEntry) -> TensorEntry:
+        array = numbers(entry)
+        parts = array.reshape(heads, rows // heads // 2, 2, -1)  # type: ignore[call-overload]
+        return made(entry.key, parts.swapaxes(1, 2).reshape(array.shape), entry.dtype, [entry])
+
+    magnitude = None if module.magnitude is None else turned(module.magnitude)
+    return replace(module, up=turned(module.up), magnitude=magnitude)
 
 
 def _row(models: Iterable[str], path: str) -> diffusion.Row | None:

@@ -163,3 +163,82 @@ def test_text_encoders_of_a_single_file(tmp_path: Path) -> None:
         assert found[small].eq(1).all() and found[f"{large}mlp.c_fc.weight"].eq(1).all()
         rows = found[f"{large}attn.in_proj_weight"].sum(1)
         assert rows.tolist() == [0.0] * 6 + [6.0] * 6 + [0.0] * 6
+
+
+HEADS, GROUPS, SIZE = 4, 2, 4
+ROWS = (HEADS * SIZE, GROUPS * SIZE, GROUPS * SIZE)
+
+
+def litgpt(folder: Path, trained: tuple[int, ...], *, told: bool = True) -> tuple[Path, Tensors]:
+    """An adapter of LitGPT for some of query, key and value; and the sums, as its own code defines them."""
+    made = torch.Generator().manual_seed(3)
+    width = 16
+    base = torch.randn(sum(ROWS), width, generator=made)
+    down = torch.randn(2 * len(trained), width, generator=made)
+    up = torch.randn(sum(ROWS[one] for one in trained), 2, generator=made)
+    folder.mkdir()
+    key = "transformer.h.0.attn.qkv"
+    torch.save({f"{key}.lora_A": down, f"{key}.lora_B": up}, folder / "lit_model.pth.lora")
+    if told:
+        words = ("lora_query", "lora_key", "lora_value")
+        lines = [f"{word}: {str(number in trained).lower()}" for number, word in enumerate(words)]
+        (folder / "hyperparameters.yaml").write_text("\n".join(["lora_alpha: 6", *lines, ""]))
+        (folder / "model_config.yaml").write_text(f"n_head: {HEADS}\nn_query_groups: {GROUPS}\nhead_size: {SIZE}\n")
+    save_file({f"{key}.weight": base}, folder.parent / "lit.safetensors")
+    truth = base.double()
+    starts, first = (0, ROWS[0], ROWS[0] + ROWS[1]), 0
+    for number, one in enumerate(trained):
+        rows = slice(starts[one], starts[one] + ROWS[one])
+        truth[rows] += 3 * up[first : first + ROWS[one]].double() @ down[2 * number : 2 * number + 2].double()
+        first += ROWS[one]
+    return folder / "lit_model.pth.lora", {f"{key}.weight": truth.float()}
+
+
+@pytest.mark.parametrize("trained", [(0, 2), (0, 1, 2), (1,), (0, 1)])
+def test_the_fused_projection_of_litgpt(tmp_path: Path, trained: tuple[int, ...]) -> None:
+    source, truth = litgpt(tmp_path / "lit", trained)
+    ckptfix.lora_merge(tmp_path / "lit.safetensors", [source], tmp_path / "out.safetensors")
+    same(tmp_path / "out.safetensors", truth)
+    home = tmp_path / "hf"
+    home.mkdir()
+    (whole,) = truth.values()
+    (base,) = load_file(tmp_path / "lit.safetensors").values()
+    names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    parts = [dict(zip(names, map(torch.clone, torch.split(one, ROWS)), strict=True)) for one in (base, whole)]
+    save_file(parts[0], home / "model.safetensors")
+    (home / "config.json").write_text(
+        f'{{"model_type": "llama", "num_attention_heads": {HEADS}, "num_key_value_heads": {GROUPS}}}'
+    )
+    ckptfix.lora_convert(source, tmp_path / "peft", to="peft", like=home)
+    ckptfix.lora_merge(home / "model.safetensors", [tmp_path / "peft"], tmp_path / "o.safetensors")
+    same(tmp_path / "o.safetensors", parts[1])
+
+
+def test_what_litgpt_does_not_say_is_asked_for(tmp_path: Path) -> None:
+    source, _ = litgpt(tmp_path / "lit", (0, 2), told=False)
+    with pytest.raises(Refused, match=r"hyperparameters\.yaml, which says which of query, key and value"):
+        ckptfix.lora_merge(tmp_path / "lit.safetensors", [source], tmp_path / "out.safetensors", alpha=6.0)
+
+
+def test_rows_of_torchtune_get_the_order_of_transformers(tmp_path: Path) -> None:
+    made = torch.Generator().manual_seed(4)
+    ups = {"q": torch.randn(ROWS[0], 2, generator=made), "k": torch.randn(ROWS[1], 2, generator=made),
+           "v": torch.randn(ROWS[2], 2, generator=made)}  # fmt: skip
+    tensors: Tensors = {}
+    for name, up in ups.items():
+        tensors |= {f"layers.0.attn.{name}_proj.lora_a.weight": torch.ones(2, 16),
+                    f"layers.0.attn.{name}_proj.lora_b.weight": up}  # fmt: skip
+    source = write(Made(tensors), tmp_path / "t")
+    home = tmp_path / "hf"
+    home.mkdir()
+    save_file({f"model.layers.0.self_attn.{name}_proj.weight": torch.zeros(len(up), 16) for name, up in ups.items()},
+              home / "model.safetensors")  # fmt: skip
+    (home / "config.json").write_text(
+        f'{{"model_type": "llama", "num_attention_heads": {HEADS}, "num_key_value_heads": {GROUPS}}}'
+    )
+    ckptfix.lora_convert(source, tmp_path / "peft", to="peft", like=home, alpha=2.0)
+    found = load_file(tmp_path / "peft/adapter_model.safetensors")
+    for name, up in ups.items():
+        heads = {"q": HEADS, "k": GROUPS}.get(name)
+        wanted = up if heads is None else up.view(heads, SIZE // 2, 2, 2).transpose(1, 2).reshape(up.shape)
+        assert torch.equal(found[f"base_model.model.model.layers.0.self_attn.{name}_proj.lora_B.weight"], wanted)
