@@ -23,8 +23,9 @@ from ckptfix.ops.adapter import CONFIG, DIFFUSERS, Adapter, AdapterModule
 from ckptfix.ops.any_source import as_state_dict
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.dequantize.layout import numbers
-from ckptfix.ops.lora.layouts import To, Writer, WrittenModule, as_diffusers, made, plan, with_dots
+from ckptfix.ops.lora.layouts import Products, To, Writer, WrittenModule, as_diffusers, made, plan, with_dots
 from ckptfix.ops.lora.merge import opened, refuse_unusable
+from ckptfix.ops.lora.peft_lokr import peft_lokr
 from ckptfix.ops.lora.renaming import in_names_of, of_transformers
 from ckptfix.ops.lora.targets import Base, refuse_others, resolved
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, companions
@@ -209,9 +210,11 @@ def written_module(module: AdapterModule, path: str, to: To) -> WrittenModule:
     Raises:
         Refused: it is not a plain LoRA.
     """
+    if module.method in ("LoHa", "LoKr"):
+        return _of_products(module, path, to)
     if module.method != "LoRA":
-        what = module.method or "a difference"
-        raise Refused(f"{module.name} is {what}, and only LoRA and DoRA are converted", hint="merge it with lora merge")
+        raise Refused(f"{module.name} is a difference, and only LoRA, DoRA, LoHa and LoKr are converted",
+                      hint="merge it with lora merge")  # fmt: skip
     if "mid" in module.tensors:
         raise Refused(f"{module.name} has a lora_mid, which other layouts lack", hint="merge it with lora merge")
     assert module.scale is not None
@@ -222,12 +225,7 @@ def written_module(module: AdapterModule, path: str, to: To) -> WrittenModule:
         down, up = roles["down"], roles["up"]
     if module.turned:
         down, up = (made(one.key, numbers(one).T, one.dtype, [one]) for one in (down, up))
-    container = module.container
-    if container == "base_model.model":
-        container, rest = names_of.container_of(path)
-        container, path = (container, rest) if container in DIFFUSERS_OF else ("", path)
-    if to == "peft":
-        container = DIFFUSERS_OF.get(container, "")
+    container, path = _container(module, path, to)
     return WrittenModule(container, path, down, up, module.scale, roles.get("magnitude"), module.is_embedding,
                          roles.get("added bias"))  # fmt: skip
 
@@ -237,6 +235,41 @@ def _of_one_part(rows: Sequence[WrittenModule], to: To) -> list[WrittenModule]:
     if to == "peft" and len({row.container for row in rows}) == 1:
         return [replace(row, container="") for row in rows]
     return list(rows)
+
+
+def _container(module: AdapterModule, path: str, to: To) -> tuple[str, str]:
+    container = module.container
+    if container == "base_model.model":
+        container, rest = names_of.container_of(path)
+        container, path = (container, rest) if container in DIFFUSERS_OF else ("", path)
+    if to == "peft":
+        container = DIFFUSERS_OF.get(container, "")
+    return container, path
+
+
+def _of_products(module: AdapterModule, path: str, to: To) -> WrittenModule:
+    """Return a module of LoHa or LoKr as it is written.
+
+    Raises:
+        Refused: PEFT cuts the weight into other factors.
+    """
+    assert module.scale is not None and (module.method == "LoHa" or module.method == "LoKr")
+    roles = {role: entry for role, entry in module.tensors.items() if role not in ("alpha", "magnitude")}
+    head = "hada" if module.method == "LoHa" else "lokr"
+    rank, scale, factor, both = module.rank or 1, module.scale, -1, False
+    if module.method == "LoKr":
+        both = "w1" not in roles and "w2" not in roles
+        if to == "peft":
+            rank, factor = peft_lokr({role: entry.shape for role, entry in roles.items()}, module.name)
+        elif module.rank is None and scale != 1:
+            # kohya and ComfyUI set alpha aside where both factors are whole.
+            roles["w2"] = made(module.name, numbers(roles["w2"]) * scale, roles["w2"].dtype, [roles["w2"]])
+            scale = 1.0
+    ends = {f"{head}_{role}": entry for role, entry in roles.items()}
+    products = Products(module.method, ends, rank, factor, both)
+    container, path = _container(module, path, to)
+    first, *_, last = roles.values()
+    return WrittenModule(container, path, first, last, scale, module.tensors.get("magnitude"), products=products)
 
 
 DIFFUSERS_OF = {"lora_te": "text_encoder", "lora_te1": "text_encoder", "lora_te2": "text_encoder_2",

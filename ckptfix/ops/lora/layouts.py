@@ -76,6 +76,24 @@ FLUX: Mapping[To, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Products:
+    """The factors of a LoHa or LoKr.
+
+    Attributes:
+        factors: end of the key -> tensor.
+        rank: the rank that is stated with alpha.
+        factor: LoKr's decompose_factor in PEFT.
+        both: both factors of a LoKr are products.
+    """
+
+    method: Literal["LoHa", "LoKr"]
+    factors: Mapping[str, TensorEntry]
+    rank: int
+    factor: int = -1
+    both: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenModule:
     """A module of an adapter as it is written.
 
@@ -86,6 +104,7 @@ class WrittenModule:
         scale: what their product is multiplied by.
         magnitude: of DoRA.
         embedding: it is the update of a table of embeddings; `down` is (rank, number) and `up` is (width, rank).
+        products: the factors of a LoHa or LoKr, for which `down` and `up` are two of them.
     """
 
     container: str
@@ -96,11 +115,12 @@ class WrittenModule:
     magnitude: TensorEntry | None = None
     embedding: bool = False
     bias: TensorEntry | None = None
+    products: Products | None = None
 
     @property
     def rank(self) -> int:
         """The rank."""
-        return self.down.shape[0]
+        return self.down.shape[0] if self.products is None else self.products.rank
 
 
 def made(key: str, array: Array, dtype: str, sources: Iterable[TensorEntry] = ()) -> TensorEntry:
@@ -174,7 +194,13 @@ class Writer:
     def _of_peft(self, module: WrittenModule) -> Iterator[TensorEntry]:
         head = f"{module.container}." if module.container in ("text_encoder", "text_encoder_2") else ""
         path = f"base_model.model.{head}{module.path}"
-        if module.embedding:
+        if module.products is not None:
+            if module.magnitude is not None:
+                raise Refused(f"PEFT has no magnitude of DoRA beside {module.products.method}: {module.path}",
+                              hint="--to kohya keeps it")  # fmt: skip
+            for end, entry in module.products.factors.items():
+                yield renamed(entry, f"{path}.{end}")
+        elif module.embedding:
             yield renamed(module.down, f"{path}.lora_embedding_A")
             yield renamed(module.up, f"{path}.lora_embedding_B")
         else:
@@ -197,14 +223,22 @@ class Writer:
             head = self.container(module)
             path = f"{head}.{module.path}"
             down, up = f"{path}.lora_A.weight", f"{path}.lora_B.weight"
-        yield renamed(module.down, down)
+        if module.products is not None:
+            if self.to == "diffusers":
+                raise Refused(f"diffusers has no spelling for {module.products.method}: {module.path}",
+                              hint="merge it with lora merge, or --to peft|kohya|comfy")  # fmt: skip
+            for end, entry in module.products.factors.items():
+                yield renamed(entry, f"{path}.{end}")
+        else:
+            yield renamed(module.down, down)
         if self.to == "diffusers":
             # diffusers before 0.34 reads no alpha of this form.
             yield self._folded(module, up)
         else:
             import numpy
 
-            yield renamed(module.up, up)
+            if module.products is None:
+                yield renamed(module.up, up)
             yield made(f"{path}.alpha", numpy.array(module.scale * module.rank), "float32")
         if module.magnitude is not None:
             if self.to == "diffusers":
@@ -256,6 +290,9 @@ def config_of(
     modules: Sequence[WrittenModule], whole: Mapping[str, TensorEntry], base: str | None
 ) -> dict[str, Any]:
     """Return adapter_config.json: the rank and alpha of most modules, and patterns for the others."""
+    methods = {None if one.products is None else one.products.method for one in modules}
+    if len(methods) > 1:
+        raise Refused("PEFT has one method for an adapter, and this one has several", hint="--to kohya keeps them")
     ranks = Counter(one.rank for one in modules)
     rank = ranks.most_common(1)[0][0] if ranks else 8
     alphas = Counter(one.scale * one.rank for one in modules if one.rank == rank)
@@ -264,6 +301,9 @@ def config_of(
     paths = [_path(one) for one in modules]
     targets = sorted({path.rpartition(".")[2] for path in paths})
     numbered = any(target.isdigit() for target in targets)
+    products = modules[0].products if modules else None
+    if products is not None:
+        return _config_of_products(modules, products, rank, alpha, sorted(paths) if numbered else targets, base)
     return {
         "peft_type": "LORA",
         "base_model_name_or_path": base,
@@ -286,6 +326,45 @@ def config_of(
         "lora_bias": any(one.bias is not None for one in modules),
         "modules_to_save": saved or None,
     }
+
+
+def _config_of_products(
+    modules: Sequence[WrittenModule],
+    products: Products,
+    rank: int,
+    alpha: float,
+    targets: Sequence[str],
+    base: str | None,
+) -> dict[str, Any]:
+    """Return adapter_config.json of a LoHa or LoKr (peft ``tuners/loha/config.py``, ``tuners/lokr/config.py``)."""
+    rows = [one.products for one in modules if one.products is not None]
+    cores = {any("_t" in end for end in row.factors) for row, one in zip(rows, modules, strict=True)
+             if len(one.down.shape) > 2 or any("_t" in end for end in row.factors)}  # fmt: skip
+    config: dict[str, Any] = {
+        "peft_type": products.method.upper(),
+        "base_model_name_or_path": base,
+        "task_type": None,
+        "inference_mode": True,
+        "r": rank,
+        "alpha": _number(alpha),
+        "target_modules": list(targets),
+        "rank_pattern": {_path(one): one.rank for one in modules if one.rank != rank},
+        "alpha_pattern": {
+            _path(one): _number(one.scale * one.rank)
+            for one in modules
+            if not math.isclose(one.scale * one.rank, alpha, rel_tol=1e-12)
+        },
+        "rank_dropout": 0.0,
+        "module_dropout": 0.0,
+        "use_effective_conv2d": True in cores,
+        "modules_to_save": None,
+    }
+    if products.method == "LoKr":
+        if len({(row.factor, row.both) for row in rows}) > 1:
+            raise Refused("PEFT has one decompose_factor and one decompose_both for a LoKr, and the modules of this one "
+                          "need several", hint="--to kohya keeps them")  # fmt: skip
+        config |= {"decompose_both": products.both, "decompose_factor": products.factor}
+    return config
 
 
 def _path(module: WrittenModule) -> str:

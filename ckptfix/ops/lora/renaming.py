@@ -131,6 +131,7 @@ def _split(module: WrittenModule, models: Sequence[str]) -> list[WrittenModule]:
     if row is None:
         return [module]
     names = row.others
+    _refuse_products(module, len(names) > 1 or row.row.halves)
     if len(names) == 1:
         return [replace(_turned(module) if _has_halves(row, module) else module, path=names[0])]
     sizes = _sizes(len(names), module.up.shape[0], module.down.shape[1])
@@ -147,6 +148,12 @@ def _split(module: WrittenModule, models: Sequence[str]) -> list[WrittenModule]:
         new.append(replace(module, path=name, up=part, magnitude=held))
         first += size
     return new
+
+
+def _refuse_products(module: WrittenModule, cut: bool) -> None:
+    if module.products is not None and cut:
+        raise Refused(f"{module.path} is {module.products.method}, and the other names have its rows in other tensors",
+                      hint="merge it with lora merge")  # fmt: skip
 
 
 def _has_halves(row: diffusion.Row, module: WrittenModule) -> bool:
@@ -185,8 +192,10 @@ def _fused(
         if row is None or row.part is None:
             new.append(module)
         elif len(row.others) == 1:
+            _refuse_products(module, row.row.halves)
             new.append(replace(_turned(module) if _has_halves(row, module) else module, path=row.original))
         else:
+            _refuse_products(module, True)
             groups.setdefault(row.original, {})[row.part] = module
             rows[row.original] = row
     return new + [_joined(path, rows[path], parts, like) for path, parts in groups.items()]
