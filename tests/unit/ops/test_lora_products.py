@@ -16,7 +16,7 @@ import ckptfix
 from ckptfix.errors import Refused
 from ckptfix.ops.lora.peft_lokr import factorization, peft_lokr
 
-NAME = "lora_unet_fc"
+NAME = "lora_unet_fc1"
 ROWS, COLUMNS, RANK, ALPHA = 12, 20, 2, 1.0
 
 
@@ -67,14 +67,17 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[], tuple[Tensors, torch.Tensor
 }
 
 
+STARTS = {"comfy": "diffusion_model", "kohya": "lora_unet"}
+
+
 def files(tmp_path: Path, case: str) -> tuple[Path, Tensors]:
     kernel, make = CASES[case]
     tensors, delta = make()
     base = numbers(ROWS, COLUMNS, *kernel)
-    save_file({"fc.weight": base}, tmp_path / "base.safetensors")
+    save_file({"fc1.weight": base}, tmp_path / "base.safetensors")
     made = {f"{NAME}.{key}": value for key, value in tensors.items()} | {f"{NAME}.alpha": torch.tensor(ALPHA)}
     source = write(Made(made), tmp_path / "x").rename(tmp_path / "style.safetensors")
-    return source, {"fc.weight": (base.double() + delta).float()}
+    return source, {"fc1.weight": (base.double() + delta).float()}
 
 
 def same(out: Path, truth: Tensors) -> None:
@@ -93,14 +96,14 @@ def test_products_are_merged_and_converted(tmp_path: Path, case: str) -> None:
     last = source
     for to, name in chain:
         like = base if last == source else None
-        ckptfix.lora_convert(last, tmp_path / name, to=to, like=like, prefix=None if to == "peft" else "lora_unet")
+        ckptfix.lora_convert(last, tmp_path / name, to=to, like=like, prefix=STARTS.get(to))
         last = tmp_path / name
         ckptfix.lora_merge(base, [last], tmp_path / f"{to}.safetensors")
         same(tmp_path / f"{to}.safetensors", truth)
     assert load_file(last).keys() == load_file(source).keys()
     config = json.loads((tmp_path / "p/adapter_config.json").read_text())
-    assert config["peft_type"] == case[:4].upper() and config["target_modules"] == ["fc"]
-    with pytest.raises(Refused, match=f"diffusers has no spelling for {case[:4]}: fc"):
+    assert config["peft_type"] == case[:4].upper() and config["target_modules"] == ["fc1"]
+    with pytest.raises(Refused, match=f"diffusers has no spelling for {case[:4]}: fc1"):
         ckptfix.lora_convert(source, tmp_path / "d.safetensors", to="diffusers", like=base)
 
 
@@ -113,7 +116,7 @@ def test_what_peft_cannot_make_is_refused(tmp_path: Path) -> None:
     source, _ = files(tmp_path, "LoHa")
     tensors = load_file(source) | {f"{NAME}.dora_scale": torch.ones(ROWS, 1)}
     other = write(Made(tensors), tmp_path / "dora")
-    with pytest.raises(Refused, match="PEFT has no magnitude of DoRA beside LoHa: fc"):
+    with pytest.raises(Refused, match="PEFT has no magnitude of DoRA beside LoHa: fc1"):
         ckptfix.lora_convert(other, tmp_path / "p", to="peft")
     with pytest.raises(Refused, match="only LoRA has another rank"):
         ckptfix.lora_resize(source, tmp_path / "r.safetensors", rank=1)
@@ -128,7 +131,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_methods_are_refused_by_name(tmp_path: Path, kind: str) -> None:
-    save_file({"fc.weight": numbers(ROWS, COLUMNS)}, tmp_path / "base.safetensors")
+    save_file({"fc1.weight": numbers(ROWS, COLUMNS)}, tmp_path / "base.safetensors")
     tensors = {f"{NAME}.{end}": torch.ones(shape) for end, shape in OTHERS[kind].items()}
     source = write(Made(tensors), tmp_path / "x").rename(tmp_path / "style.safetensors")
     with pytest.raises(Refused, match=f"of a kind that is not merged: {kind}"):
@@ -136,7 +139,7 @@ def test_other_methods_are_refused_by_name(tmp_path: Path, kind: str) -> None:
 
 
 def test_differences_alone_are_an_adapter(tmp_path: Path) -> None:
-    base = {"fc.weight": numbers(4, 3), "fc.bias": numbers(4), "norm.weight": numbers(3), "norm.bias": numbers(3)}
+    base = {"fc1.weight": numbers(4, 3), "fc1.bias": numbers(4), "norm.weight": numbers(3), "norm.bias": numbers(3)}
     save_file(base, tmp_path / "base.safetensors")
     tensors = {f"{NAME}.diff": torch.ones(4, 3), f"{NAME}.diff_b": torch.ones(4),
                "lora_unet_norm.w_norm": torch.ones(3), "lora_unet_norm.b_norm": torch.ones(3)}  # fmt: skip
