@@ -1,4 +1,4 @@
-"""The two sets of names of Flux, Stable Diffusion 3 and OpenCLIP: of the original code, and of diffusers or transformers.
+"""The two sets of names of Flux, SD3 and OpenCLIP: of the original code, and of diffusers or transformers.
 
 ComfyUI and kohya's scripts have the original names, with query, key and value in one tensor; diffusers has them apart.
 Sources: huggingface/diffusers ``scripts/convert_flux_to_diffusers.py``, ``scripts/convert_sd3_to_diffusers.py`` and

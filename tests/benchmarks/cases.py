@@ -464,6 +464,18 @@ def select(bench: Bench) -> Case:
     )
 
 
+def lora_merge(bench: Bench) -> Case:
+    big, style = bench.input("plain.safetensors"), bench.input("adapter.safetensors")
+    ours = bench.output("ours.safetensors")
+    return Case(
+        "lora merge, rank 16 into all weights",
+        bench.ckptfix("lora", "merge", big, style, "-o", ours, output=ours),
+        ((bench.copied(big), Target("ratio", 8)),),
+        memory=300 * MB,
+        check=("lora_merged", big),
+    )
+
+
 def cast(bench: Bench) -> Case:
     big, ours = bench.input("plain.safetensors"), bench.output("ours.safetensors")
     theirs = bench.output("theirs.safetensors")
@@ -592,6 +604,7 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "doctor-fast": doctor_fast,
     "select": select,
     "cast": cast,
+    "lora-merge": lora_merge,
     **{f"dequantize-{scheme}": dequantize(scheme) for scheme in ("gptq", "awq", "fp8", "nf4", "nvfp4")},
     "average": average,
     "average-cold": average_cold,

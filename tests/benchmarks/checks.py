@@ -130,6 +130,19 @@ def of_tensor_ranks(source: str, output: str) -> None:
         assert torch.equal(state[name], torch.cat([part[name] for part in parts], dim))
 
 
+def lora_merged(source: str, output: str) -> None:
+    """Each tenth weight is the sum of the old one and the product of the adapter beside it."""
+    import torch
+
+    old, new = read(source), read(output)
+    factors = read(str(Path(source).with_name("adapter.safetensors")))
+    assert old.keys() == new.keys()
+    for name in [name for name in old if name.endswith(".weight")][::10]:
+        front = f"diffusion_model.{name.removesuffix('.weight')}"
+        up, down = (factors[f"{front}.lora_{side}.weight"].double() for side in "BA")
+        assert torch.equal(new[name], (old[name].double() + 0.5 * (up @ down)).float()), name
+
+
 CHECKS: dict[str, Callable[[str, str], None]] = {
     "same": same,
     "stripped": stripped,
@@ -138,6 +151,7 @@ CHECKS: dict[str, Callable[[str, str], None]] = {
     "optimizer": optimizer,
     "of_ranks": of_ranks,
     "of_tensor_ranks": of_tensor_ranks,
+    "lora_merged": lora_merged,
     "split": ruled(half),
     "stack": ruled(stack),
     "transpose": ruled(lambda weights, name: weights[name.split(".")[0]].T),

@@ -258,6 +258,21 @@ def sharded_ranks(path: Path, scale: float) -> None:
             folder.add(f"blocks.{number}.fc.weight", {rank: torch.ones(1, 8) for rank in range(MANY_RANKS)})
 
 
+def adapter(path: Path, scale: float) -> None:
+    """A LoRA of rank 16 for the weights of `plain`, in the layout of ComfyUI."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(1)
+    state: dict[str, Any] = {}
+    for number in range(max(2, round(BIG_LAYERS * scale))):
+        name = f"diffusion_model.blocks.{number}.fc"
+        state[f"{name}.lora_A.weight"] = torch.randn(16, BIG_WIDTH)
+        state[f"{name}.lora_B.weight"] = torch.randn(BIG_WIDTH, 16)
+        state[f"{name}.alpha"] = torch.tensor(8.0)
+    save_file(state, path)
+
+
 class Distributed:
     """A folder as torch.distributed.checkpoint writes it, put together part by part."""
 
@@ -319,6 +334,7 @@ INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     **{f"{scheme}.safetensors": (quantized(scheme), ()) for scheme in ("gptq", "awq", "fp8", "nf4", "nvfp4")},
     "shards": (shards, ("big.pth",)),
     "zero3": (zero3, ("big.pth",)),
+    "adapter.safetensors": (adapter, ()),
     "tuned.safetensors": (tuned, ("plain.safetensors",)),
     "ranks": (ranks, ()),
     **{f"tensor-ranks-{count}-{dim}": (tensor_ranks(count, dim), ()) for count in (4, 8) for dim in (0, 1)},

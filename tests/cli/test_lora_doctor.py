@@ -152,7 +152,7 @@ def test_a_base_in_a_model_of_peft(cli: Cli, tmp_path: Path, monkeypatch: pytest
 def test_a_base_for_a_model_of_peft(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_file(base(), "base.safetensors", {"format": "pt"})
-    wanted = [key for key in levels(both=False)]
+    wanted = list(levels(both=False))
     listed = [", ".join(f'"{key}"' for key in keys) for keys in (wanted, base())]
     message = f"Missing key(s) in state_dict: {listed[0]}.\n\tUnexpected key(s) in state_dict: {listed[1]}."
     done = cli("doctor", "base.safetensors", "--error", message)

@@ -42,7 +42,7 @@ CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of ``init_lora_weights`` with which PEFT changes the base weights, so that an adapter fits only those."""
 
 OWN_PATHS = ("torchtune", "litgpt", "mlx", "nemo")
-"""Layouts whose keys are paths of the model: LitGPT's begin with ``transformer.``, which is no container there."""
+"""Layouts whose keys are paths of the model. Those of LitGPT begin with ``transformer.``, a container elsewhere."""
 
 LARGEST_ALPHA = 64
 """Elements of the largest tensor that is read as an alpha."""
@@ -418,11 +418,12 @@ def _wrong(
     twice = [row for row in modules.values() if row.name.startswith(double)]
     if twice:
         yield "prefix", (f"{plural(len(twice), 'module')} have the beginning {double}, with {adapters.PEFT_MODEL} "
-                         "twice: a loader of PEFT does not know them, and leaves its adapter as it was initialized")  # fmt: skip
+                         "twice: a loader of PEFT does not know them, and leaves its adapter as it was "
+                         "initialized")  # fmt: skip
     if names:
         key = next(entry.key for row in modules.values() for entry in row.tensors.values())
-        yield "name", (f"its keys have the adapter's name {names[0]!r} in them, such as {key}: a file of PEFT has none, "
-                       "and its loaders, vLLM and converters do not know such keys")  # fmt: skip
+        yield "name", (f"its keys have the adapter's name {names[0]!r} in them, such as {key}: a file of PEFT has "
+                       "none, and its loaders, vLLM and converters do not know such keys")  # fmt: skip
     if config and all(row.method == "LoRA" for row in modules.values()):
         yield from _wrong_rank(modules, config)
         yield from _wrong_targets(modules, config)
@@ -459,7 +460,8 @@ def _wrong_targets(modules: Mapping[str, AdapterModule], config: Mapping[str, An
         return
     if over:
         yield "targets", (f"target_modules in {CONFIG} does not name {plural(len(over), 'module')} that the file has: "
-                          f"{some(over, 4)}; a loader of PEFT leaves their tensors out, and does not say so")  # fmt: skip
+                          f"{some(over, 4)}; a loader of PEFT leaves their tensors out, and does not "
+                          "say so")  # fmt: skip
 
 
 def _ends(path: str) -> set[str]:

@@ -20,7 +20,7 @@ from ckptfix.ops.quantized import json_beside
 from ckptfix.urls import as_path
 
 PARTS = ("q_proj", "k_proj", "v_proj")
-"""What a part is called in this program: LitGPT has no name for it."""
+"""Names of the parts, for which LitGPT has none."""
 
 _WORDS = ("lora_query", "lora_key", "lora_value")
 _LINE = re.compile(r"([A-Za-z_]+): *(true|false|-?[0-9.]+(?:e-?[0-9]+)?) *", re.IGNORECASE)
@@ -31,7 +31,7 @@ Roles = Mapping[Role, TensorEntry]
 
 @dataclass(frozen=True, slots=True)
 class LitGptSettings:
-    """What the files beside an adapter state.
+    """The statements of the files beside an adapter of LitGPT.
 
     Attributes:
         alpha: None if it is not stated.

@@ -18,7 +18,6 @@ from ckptfix.io.source import shares_open_files
 from ckptfix.names import adapters as names_of
 from ckptfix.names.adapters import TITLES
 from ckptfix.ops import choose
-from ckptfix.ops.quantized import json_beside
 from ckptfix.ops.adapter import CONFIG, DIFFUSERS, Adapter, AdapterModule
 from ckptfix.ops.any_source import as_state_dict
 from ckptfix.ops.audit.promise import Promise
@@ -28,9 +27,10 @@ from ckptfix.ops.lora.merge import opened, refuse_unusable
 from ckptfix.ops.lora.peft_lokr import peft_lokr
 from ckptfix.ops.lora.renaming import in_names_of, of_transformers
 from ckptfix.ops.lora.targets import Base, refuse_others, resolved
+from ckptfix.ops.quantized import json_beside
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, companions
 from ckptfix.urls import as_path
-from ckptfix.words import plural, some
+from ckptfix.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -136,7 +136,9 @@ def lora_convert(
                 config=writer.config,
             ),
             format=format,
-            plan=replace(done, files=(*_along(found, source, dest, to), *done.files), holds=(done.holds, found.checkpoint)),
+            plan=replace(
+                done, files=(*_along(found, source, dest, to), *done.files), holds=(done.holds, found.checkpoint)
+            ),
             promise=promise,
             read=found.checkpoint.files,
             lines=lines,

@@ -231,7 +231,8 @@ def lora_resize(
         sums = [0.0, 0.0]
         for row in found.modules.values():
             if row.method != "LoRA":
-                raise Refused(f"{row.name} is {row.method or 'a difference'}, and only LoRA has another rank", path=path)
+                what = row.method or "a difference"
+                raise Refused(f"{row.name} is {what}, and only LoRA has another rank", path=path)
             old = written_module(row, row.path, to)
             if old.magnitude is not None:
                 raise Refused(f"{row.name} is DoRA, whose magnitude fits only its own update", path=path)

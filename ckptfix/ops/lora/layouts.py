@@ -44,8 +44,10 @@ KOHYA: Mapping[str, str] = {
     "unet": "lora_unet", "transformer": "lora_unet", "diffusion_model": "lora_unet", "text_encoder": "lora_te",
     "text_encoder_2": "lora_te2", "text_encoder_3": "lora_te3", "text_encoders.clip_l": "lora_te1",
     "text_encoders.clip_l.transformer": "lora_te1", "text_encoders.clip_g.transformer": "lora_te2",
-    "text_encoders.clip_g": "lora_te2", "text_encoders.t5xxl.transformer": "lora_te3", "text_encoders.t5xxl": "lora_te3",
-    "lora_unet": "lora_unet", "lora_te": "lora_te", "lora_te1": "lora_te1", "lora_te2": "lora_te2", "lora_te3": "lora_te3",
+    "text_encoders.clip_g": "lora_te2", "text_encoders.t5xxl": "lora_te3",
+    "text_encoders.t5xxl.transformer": "lora_te3",
+    "lora_unet": "lora_unet", "lora_te": "lora_te", "lora_te1": "lora_te1", "lora_te2": "lora_te2",
+    "lora_te3": "lora_te3",
 }  # fmt: skip
 """Container in any layout -> the container in kohya's."""
 
@@ -72,7 +74,7 @@ FLUX: Mapping[To, Mapping[str, str]] = {
     "diffusers": {"lora_te3": "text_encoder_2", "text_encoders.t5xxl.transformer": "text_encoder_2"},
     "comfy": {"text_encoder_2": "text_encoders.t5xxl.transformer"},
 }
-"""What is different in Flux, whose second text encoder is T5."""
+"""The differences in Flux, whose second text encoder is T5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,8 @@ class Writer:
 
     def _has_numbers(self) -> bool:
         """Return whether kohya numbers the text encoders: those of Stable Diffusion 1 and 2 alone have no number."""
-        return self.flux or "transformer" in self.parts or any(part.endswith(("_2", "_3", "te2")) for part in self.parts)
+        numbered = any(part.endswith(("_2", "_3", "te2")) for part in self.parts)
+        return numbered or self.flux or "transformer" in self.parts
 
     def _folded(self, module: WrittenModule, key: str) -> TensorEntry:
         if module.scale == 1:
@@ -361,8 +364,8 @@ def _config_of_products(
     }
     if products.method == "LoKr":
         if len({(row.factor, row.both) for row in rows}) > 1:
-            raise Refused("PEFT has one decompose_factor and one decompose_both for a LoKr, and the modules of this one "
-                          "need several", hint="--to kohya keeps them")  # fmt: skip
+            raise Refused("PEFT has one decompose_factor and one decompose_both for a LoKr, and the modules of this "
+                          "one need several", hint="--to kohya keeps them")  # fmt: skip
         config |= {"decompose_both": products.both, "decompose_factor": products.factor}
     return config
 
@@ -406,9 +409,12 @@ WORDS = frozenset((
     "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod", "lin", "modulation", "qkv", "final_layer",
     "adaLN_modulation", "img_in", "txt_in", "vector_in", "guidance_in", "time_in", "in_layer", "out_layer",
     "text_model", "encoder", "layers", "self_attn", "q_proj", "k_proj", "v_proj", "out_proj", "mlp", "fc1", "fc2",
-    "joint_blocks", "x_block", "context_block", "x_embedder", "context_embedder", "t_embedder", "y_embedder", "pos_embed",
+    "joint_blocks", "x_block", "context_block", "x_embedder", "context_embedder", "t_embedder", "y_embedder",
+    "pos_embed",
     "transformer", "resblocks", "in_proj", "c_fc", "c_proj", "time_text_embed", "timestep_embedder",
-    "text_embedder", "guidance_embedder", "q", "k", "v", "o", "model", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head", "block", "layer", "DenseReluDense", "wi_0", "wi_1", "wo", "SelfAttention",
+    "text_embedder", "guidance_embedder", "q", "k", "v", "o", "model", "o_proj", "gate_proj",
+    "up_proj", "down_proj", "embed_tokens", "lm_head", "block", "layer", "DenseReluDense", "wi_0", "wi_1", "wo",
+    "SelfAttention",
 ))  # fmt: skip
 """Components of the paths of models that kohya trains. Between them an underscore is a dot."""
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[Any]
 
 
-def in_names_of(modules: Sequence[WrittenModule], to: To, like: Mapping[str, TensorEntry] | None) -> list[WrittenModule]:
+def in_names_of(
+    modules: Sequence[WrittenModule], to: To, like: Mapping[str, TensorEntry] | None
+) -> list[WrittenModule]:
     """Return the modules under the names that a layout uses for Flux, SD3 and others; the same for other models.
 
     Args:

@@ -18,7 +18,8 @@ WIDE = 8
 FLUX = {
     "double_blocks.0.img_attn.qkv": {"transformer_blocks.0.attn.to_q": 8, "transformer_blocks.0.attn.to_k": 8,
                                      "transformer_blocks.0.attn.to_v": 8},
-    "double_blocks.0.txt_attn.qkv": {"transformer_blocks.0.attn.add_q_proj": 8, "transformer_blocks.0.attn.add_k_proj": 8,
+    "double_blocks.0.txt_attn.qkv": {"transformer_blocks.0.attn.add_q_proj": 8,
+                                     "transformer_blocks.0.attn.add_k_proj": 8,
                                      "transformer_blocks.0.attn.add_v_proj": 8},
     "double_blocks.0.img_attn.proj": {"transformer_blocks.0.attn.to_out.0": 8},
     "double_blocks.0.txt_mod.lin": {"transformer_blocks.0.norm1_context.linear": 48},

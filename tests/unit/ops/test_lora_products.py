@@ -1,4 +1,4 @@
-"""LoHa, LoKr and differences as LyCORIS writes them: merged by their definition, and converted where there is a spelling."""
+"""LoHa, LoKr and differences as LyCORIS writes them are merged by their definition, and converted where one can."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_products_are_merged_and_converted(tmp_path: Path, case: str) -> None:
 
 
 def test_what_peft_cannot_make_is_refused(tmp_path: Path) -> None:
-    assert factorization(128, -1) == (8, 16) and factorization(127, -1) == (1, 127) and factorization(250, 4) == (2, 125)
+    assert [factorization(128, -1), factorization(127, -1), factorization(250, 4)] == [(8, 16), (1, 127), (2, 125)]
     with pytest.raises(Refused, match="PEFT does not make a LoKr with the factors 2 x 4 and 6 x 5"):
         peft_lokr({"w1": (2, 4), "w2": (6, 5)}, "fc")
     with pytest.raises(Refused, match="of rank 4"):
