@@ -178,8 +178,8 @@ FOLDERS: tuple[FindingKind, ...] = (
         "keys begin with base_model.model. twice; keys of model.state_dict() have the adapter's name in them "
         "(lora_A.default.weight); a layer that target_modules does not name is left out; a rank that the tensors do "
         "not have is refused (size mismatch for lora_A); and PEFT, kohya, diffusers and ComfyUI have keys of their "
-        "own. Most loaders only warn, and the adapter then has no effect. `lora convert` writes the form that the loader "
-        "reads, with rank and targets as the tensors have them.",
+        "own. Most loaders only warn, and the adapter then has no effect. `lora convert` writes the form that the "
+        "loader reads, with rank and targets as the tensors have them.",
         (E.PEFT_ADAPTER, E.DIFFUSERS_LORA, E.KOHYA_LORA, E.COMFY_LORA, E.SHAPES),
         "`ckptfix lora convert {source} OUT --to peft|kohya|diffusers|comfy` writes the form that the loader reads",
     ),
@@ -187,8 +187,8 @@ FOLDERS: tuple[FindingKind, ...] = (
         "adapter-base", "warning", "weights of a model of PEFT, with the layers that PEFT put around the base's",
         "In a model of PEFT each adapted layer holds the base's layer as base_layer, and its state dict has both: "
         "q_proj.base_layer.weight and q_proj.lora_A.default.weight. A loader of the base model looks for "
-        "q_proj.weight. With an adapter in the file, merging it gives the weights that were trained; without one, the keys need only "
-        "the level taken out.",
+        "q_proj.weight. With an adapter in the file, merging it gives the weights that were trained; without "
+        "one, the keys need only the level taken out.",
         (), "`ckptfix lora merge {source} -o OUT` merges an adapter that the file holds",
     ),
     FindingKind(

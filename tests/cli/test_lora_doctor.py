@@ -175,7 +175,8 @@ def test_peft_itself_loads_what_was_fixed(tmp_path: Path) -> None:
             here = inner
             for part in parts:
                 here = here.setdefault(part, {})
-            here[last] = torch.nn.Linear(*reversed(base()[f"{path}.weight"].shape), bias=False)
+            rows, columns = base()[f"{path}.weight"].shape
+            here[last] = torch.nn.Linear(columns, rows, bias=False)
         model = library.PeftModel.from_pretrained(_module(inner), str(home))
         ups = {key: value for key, value in model.state_dict().items() if "lora_B" in key}
         assert len(ups) == 3 and all(value.abs().sum() > 0 for value in ups.values())

@@ -12,7 +12,7 @@ import pytest
 
 import ckptfix.io
 from ckptfix import hooks
-from ckptfix.command_table import COMMANDS
+from ckptfix.command_table import STEPS
 from ckptfix.hooks import Hook
 
 PACKAGE = Path(hooks.__file__).parent
@@ -28,7 +28,7 @@ def declared() -> set[str]:
     for path in PACKAGE.rglob("*.py"):
         for name in re.findall(r" = Hook\((.*)\)", path.read_text(encoding="utf-8")):
             if name == 'f"command.{command}"':
-                found |= {f"command.{row.name}" for row in COMMANDS.values() if row.home}
+                found |= {f"command.{row.name}" for row in STEPS.values() if row.home or row.chained}
                 continue
             written = re.fullmatch(r'"([\w.]+)"', name)
             assert written or path.name == "shown.py", f"{path}: {name}"

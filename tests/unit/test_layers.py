@@ -50,7 +50,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("any_source",),
     ("average", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("cast", "select", "set_metadata", "slim", "target", "undo"),
-    ("deploy", "diff", "extract", "repair"),
+    ("deploy", "diff", "extract", "lora", "repair"),
     ("match",),
     ("digest", "doctor", "merge", "stats"),
     ("fix", "histogram", "listing", "verdict"),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.load_errors import LoadError
-from ckptfix.findings.message_names import Listed
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Step, Steps, step
 from ckptfix.findings.table import found, proposed
@@ -20,6 +19,7 @@ from ckptfix.urls import as_path
 from ckptfix.words import some
 
 if TYPE_CHECKING:
+    from ckptfix.findings.message_names import Listed
     from ckptfix.ops.adapter import Adapter
     from ckptfix.ops.lora.layouts import To
 

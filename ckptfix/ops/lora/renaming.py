@@ -76,7 +76,8 @@ def of_transformers(
         None if no table is for this kind of model.
     """
     kind = config.get("model_type")
-    rows = [row for row in tables.shipped() if row.names == (layout, "hf") and kind in row.types]
+    pair = layout, tables.ecosystem("transformers")
+    rows = [row for row in tables.shipped() if row.names == pair and kind in row.types]
     if not rows:
         return None
     rules = rows[0].rules()
@@ -116,7 +117,7 @@ def _rotated(module: WrittenModule, heads: object) -> WrittenModule:
 
     def turned(entry: TensorEntry) -> TensorEntry:
         array = numbers(entry)
-        parts = array.reshape(heads, rows // heads // 2, 2, -1)  # type: ignore[call-overload]
+        parts = array.reshape(heads, rows // heads // 2, 2, -1)
         return made(entry.key, parts.swapaxes(1, 2).reshape(array.shape), entry.dtype, [entry])
 
     magnitude = None if module.magnitude is None else turned(module.magnitude)

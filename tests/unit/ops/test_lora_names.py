@@ -109,11 +109,11 @@ def test_names_of_diffusers_become_original_ones(model: str, tmp_path: Path) -> 
     names = set(load_file(tmp_path / "d.safetensors"))
     parts = [name for row in MODELS[model].values() for name in row]
     assert names == {f"transformer.{name}.lora_{side}.weight" for name in parts for side in "AB"}
-    like = {"like": tmp_path / "original.safetensors"} if model == "SD3" else {}
-    if like:
+    like = tmp_path / "original.safetensors" if model == "SD3" else None
+    if like is not None:
         with pytest.raises(Refused, match="diffusers has for Flux, SD3"):
             ckptfix.lora_convert(tmp_path / "d.safetensors", tmp_path / "x.safetensors", to="kohya")
-    ckptfix.lora_convert(tmp_path / "d.safetensors", tmp_path / "back.safetensors", to="kohya", **like)
+    ckptfix.lora_convert(tmp_path / "d.safetensors", tmp_path / "back.safetensors", to="kohya", like=like)
     assert load_file(tmp_path / "back.safetensors").keys() == load_file(tmp_path / "kohya.safetensors").keys()
     ckptfix.lora_merge(tmp_path / "original.safetensors", [tmp_path / "back.safetensors"], tmp_path / "a.safetensors")
     same(tmp_path / "a.safetensors", sums(original(model), load_file(tmp_path / "kohya.safetensors")))
@@ -156,14 +156,15 @@ def test_text_encoders_of_a_single_file(tmp_path: Path) -> None:
         tensors |= {f"lora_{name}.lora_down.weight": torch.ones(1, wide),
                     f"lora_{name}.lora_up.weight": torch.ones(rows, 1)}  # fmt: skip
     source = write(Made(tensors), tmp_path / "x").rename(tmp_path / "style.safetensors")
-    for to in ("kohya", "comfy", "diffusers"):
+    layouts: list[Any] = ["kohya", "comfy", "diffusers"]
+    for to in layouts:
         adapter = tmp_path / f"{to}.safetensors"
-        ckptfix.lora_convert(source, adapter, to=to)  # type: ignore[arg-type]
+        ckptfix.lora_convert(source, adapter, to=to)
         ckptfix.lora_merge(tmp_path / "xl.safetensors", [adapter], tmp_path / f"{to}.out.safetensors")
         found = load_file(tmp_path / f"{to}.out.safetensors")
         assert found[small].eq(1).all() and found[f"{large}mlp.c_fc.weight"].eq(1).all()
-        rows = found[f"{large}attn.in_proj_weight"].sum(1)
-        assert rows.tolist() == [0.0] * 6 + [6.0] * 6 + [0.0] * 6
+        total = found[f"{large}attn.in_proj_weight"].sum(1)
+        assert total.tolist() == [0.0] * 6 + [6.0] * 6 + [0.0] * 6
 
 
 HEADS, GROUPS, SIZE = 4, 2, 4
@@ -205,7 +206,7 @@ def test_the_fused_projection_of_litgpt(tmp_path: Path, trained: tuple[int, ...]
     (whole,) = truth.values()
     (base,) = load_file(tmp_path / "lit.safetensors").values()
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
-    parts = [dict(zip(names, map(torch.clone, torch.split(one, ROWS)), strict=True)) for one in (base, whole)]
+    parts = [dict(zip(names, map(torch.clone, torch.split(one, list(ROWS))), strict=True)) for one in (base, whole)]
     save_file(parts[0], home / "model.safetensors")
     (home / "config.json").write_text(
         f'{{"model_type": "llama", "num_attention_heads": {HEADS}, "num_key_value_heads": {GROUPS}}}'

@@ -122,7 +122,7 @@ def test_what_peft_cannot_make_is_refused(tmp_path: Path) -> None:
         ckptfix.lora_resize(source, tmp_path / "r.safetensors", rank=1)
 
 
-OTHERS = {
+OTHERS: dict[str, dict[str, tuple[int, ...]]] = {
     "IA3": {"weight": (COLUMNS,), "on_input": ()},
     "GLoRA": {"a1.weight": (RANK, COLUMNS), "a2.weight": (COLUMNS, RANK), "b1.weight": (RANK, ROWS)},
     "OFT": {"oft_blocks": (3, 4, 4), "alpha": ()},
