@@ -91,40 +91,6 @@ def test_settings_that_tensors_do_not_decide_stay(tmp_path: Path) -> None:
         ckptfix.fix(home, tmp_path / "c.safetensors")
 
 
-LOADERS = {
-    "comfy": "lora key not loaded: {}",
-    "kohya": "Failed to match keys when loading network style.safetensors: {{'{}': '{}'}}",
-    "diffusers": "ValueError: Invalid LoRA checkpoint. Make sure all LoRA param names contain `'lora'` substring: {}",
-}
-
-
-@pytest.mark.parametrize("to", LOADERS)
-@pytest.mark.parametrize("source", ["kohya", "diffusers", "comfy"])
-def test_each_loader_gets_its_own_keys(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, to: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(unet(source), tmp_path / "x").rename("style.safetensors")
-    key = next(iter(load_file("style.safetensors")))
-    done = cli("doctor", "style.safetensors", "--error", LOADERS[to].format(key, key))
-    lines = [row for row in done.stdout.splitlines() if row.startswith("Fix: ")]
-    if source == to:
-        assert "lora convert" not in "".join(lines)
-        return
-    words = shlex.split(lines[0].removeprefix("Fix: ckptfix "))
-    assert cli(*words).exit_code == 0
-    out = next(word for word in words[3:] if word.endswith(".safetensors"))
-    assert ckptfix.lora_info(out).as_dict()["layout"] == to
-
-
-def unet(layout: str) -> Made:
-    path = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
-    starts = {"kohya": "lora_unet_", "diffusers": "unet.", "comfy": "diffusion_model."}
-    name = starts[layout] + (path.replace(".", "_") if layout == "kohya" else path)
-    down, up = ("lora_down", "lora_up") if layout == "kohya" else ("lora_A", "lora_B")
-    return Made({f"{name}.{down}.weight": torch.ones(2, 4), f"{name}.{up}.weight": torch.ones(4, 2)})
-
-
 def levels(*, both: bool) -> Tensors:
     state = {f"{FRONT}{key.replace('_proj.', '_proj.base_layer.')}": value for key, value in base().items()}
     return {**state, **(peft(base(), ".default").tensors if both else {})}

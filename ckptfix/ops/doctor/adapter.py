@@ -69,7 +69,6 @@ def scan(
 
 def _names(path: str, adapter: Adapter, rows: Sequence[LoadError], names: Listed | None) -> Iterator[Finding]:
     """Yield what a loader of adapters does not accept, with the command that writes what it reads."""
-    from ckptfix.names.adapters import TITLES
     from ckptfix.ops.adapter import glance
     from ckptfix.ops.lora.convert import is_convertible
 
@@ -78,13 +77,11 @@ def _names(path: str, adapter: Adapter, rows: Sequence[LoadError], names: Listed
     if to is None or (to == "diffusers" and as_path(path).name.startswith("adapter_model.")):
         to = "peft"
     sentences = list(adapter.wrong.values()) if to == "peft" else []
-    if asked and not sentences and adapter.layout != to:
-        sentences = [f"its keys are those of {TITLES[adapter.layout]}, and the loader reads those of {TITLES[to]}"]
     if not sentences:
         return
     usable = glance(adapter.checkpoint, own_ranks=True) or adapter
     fix: Steps | str = _conversion(path, to) if is_convertible(usable, to) else _ADVICE.format(to=to)
-    about = TOLD if asked or _is_about(names) else ""
+    about = TOLD if not isinstance(fix, str) and (asked or _is_about(names)) else ""
     for sentence in sentences:
         yield found("adapter-names", sentence, fix=fix, about=about)
 

@@ -197,14 +197,20 @@ def _letters(shape: Shape) -> str:
 
 def _say_lora(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: Answer) -> Says:
     about = [row for row in rows if LORA.search(row.name)]
-    pairs = [(row.saved, row.wanted) for row in about if len(row.saved) == len(row.wanted)]
-    ranks = {(one, two) for saved, wanted in pairs for one, two in zip(saved, wanted, strict=True) if one != two}
+    pairs = [(row.saved, row.wanted) for row in about if len(row.saved) == 2 == len(row.wanted)]
+    ranks = {_ranks(saved, wanted) for saved, wanted in pairs}
     if len(ranks) != 1:
         return rows
     ((saved, wanted),) = ranks
     answer.say("model-side", f"the adapter was trained with rank {saved}, and the model was built for rank {wanted}: "
                "the file is whole", f"build the model with r={saved}, as in adapter_config.json")  # fmt: skip
     return [row for row in rows if row not in about]
+
+
+def _ranks(saved: Shape, wanted: Shape) -> tuple[int, int]:
+    """Return the ranks of two factors: the sizes that differ, or the smaller ones where both do."""
+    differ = [(one, two) for one, two in zip(saved, wanted, strict=True) if one != two]
+    return differ[0] if len(differ) == 1 else (min(saved), min(wanted))
 
 
 def _say_positions(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: Answer) -> Says:
