@@ -200,6 +200,8 @@ def _say_lora(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: Ans
     pairs = [(row.saved, row.wanted) for row in about if len(row.saved) == 2 == len(row.wanted)]
     ranks = {_ranks(saved, wanted) for saved, wanted in pairs}
     if len(ranks) != 1:
+        ranks = {(min(saved), min(wanted)) for saved, wanted in pairs}
+    if len(ranks) != 1:
         return rows
     ((saved, wanted),) = ranks
     answer.say("model-side", f"the adapter was trained with rank {saved}, and the model was built for rank {wanted}: "
