@@ -22,11 +22,11 @@ ROLES: dict[str, dict[str, str]] = {
         "query": "q query queries wq qs",
         "key": "k key keys wk ks",
         "value": "v value values wv vs",
-        "out": "o out output wo dense proj",
+        "out": "o out output wo dense proj c_proj",
         "fused": "qkv wqkv",
     },
     "gated": {"gate": "gate g w1/3", "up": "up x w3/3", "down": "down w2/3"},
-    "feed-forward": {"first": "intermediate wi c_fc", "second": "down contract"},
+    "feed-forward": {"first": "intermediate wi c_fc", "second": "down contract c_proj"},
     "path": {"shortcut": "shortcut downsample skip identity residual proj/f", "body": "body f/proj"},
     "block": {
         "attention": "attention attn sa ca crossattention self input before pre",
@@ -227,6 +227,8 @@ def _roles(terms: set[str], beside: Mapping[str, str]) -> dict[str, frozenset[st
         found["block"].add("attention")
     if len(found.get("block", ())) > 1 and not terms & FEEDS:
         found["block"].discard("feed-forward")  # attention.output belongs to the attention
+    if found.get("block") == {"attention"} and "c_proj" in terms:
+        found.pop("feed-forward", None)  # GPT-2 has a c_proj in both
     if len(found.get("attention", ())) > 1 or "feed-forward" in found or found.get("block") == {"feed-forward"}:
         found.get("attention", set()).discard("out")  # v_proj is a projection, not an output
         found = {kind: played for kind, played in found.items() if played}
@@ -272,16 +274,60 @@ def _ordinals(
                     found[index] = (len(rows) if even else -len(rows), rank)
     if not any(found) and (places := _places(texts)) is not None:
         found = [(len(texts), sorted(places).index(place)) for place in places]
+    elif (turns := _turns(roles, found)) is not None:
+        return turns
     if gated:
         found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
     if not all(re.search("norm|ln", text, re.IGNORECASE) for text in texts):
         return found
-    placed = list(map(_before, roles))
+    placed = [None if played.get("cross") == _CROSS else _before(played) for played in roles]
+    known = [place for place in placed if place is not None]
     blocks = {match and match[0] for match in map(_BLOCK.match, texts)}
-    told = len(set(placed)) == len(texts) == 2 and 0 not in placed
+    told = len(set(known)) == len(known) == 2 and 0 not in known and placed.count(None) < 2
     if told and len(blocks) == 1 and not any(found):
-        return [(len(texts), sorted(placed).index(place)) for place in placed]
+        return [None if place is None else (2, sorted(known).index(place)) for place in placed]
     return found
+
+
+_CROSS = frozenset(["cross"])
+
+
+def _turns(
+    roles: Sequence[Mapping[str, frozenset[str]]], found: Sequence[tuple[int, int] | None]
+) -> list[tuple[int, int]] | None:
+    """Return the rank in which the parts of a block run; None if words do not say it of all.
+
+    Query, key, value and output have this order in `torch.nn.MultiheadAttention` and in lists of projections (the
+    Annotated Transformer's ``linears``, BERT-pytorch's ``linear_layers``), input and hidden weights in `torch.nn.RNN`.
+    The feed-forward part runs after the attention. Parts of a cross attention may be listed last.
+    """
+    crossed = any(played.get("cross") == _CROSS for played in roles)
+    if crossed or not any(played.keys() & _RUNS.keys() for played in roles):
+        return None
+    keys = [_turn(played, ordinal) for played, ordinal in zip(roles, found, strict=True)]
+    known = [key for key in keys if key is not None]
+    if len(set(known)) < len(keys):
+        return None
+    return [(len(keys), rank) for rank in map(sorted(known).index, known)]
+
+
+def _turn(played: Mapping[str, frozenset[str]], ordinal: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return the place of a part in its block; of two that only a number tells apart, beside an attention, the number.
+
+    What follows the first layer of a feed-forward part is the second one.
+    """
+    for place, (kind, order) in enumerate(_RUNS.items()):
+        if kind in played:
+            (part, *others) = played[kind]
+            return None if others else (place, order.index(part))
+    if ordinal is not None and ordinal[0] == 2 and played.get("block", _FEED) == _FEED:
+        return _LAST, ordinal[1]
+    return (_LAST, 1) if played.get("block") == _FEED else None
+
+
+_RUNS = {kind: [*ROLES[kind]] for kind in ("recurrent", "attention", "feed-forward")}
+_LAST = len(_RUNS) - 1
+_FEED = frozenset(["feed-forward"])
 
 
 def _before(played: Mapping[str, frozenset[str]]) -> int:
