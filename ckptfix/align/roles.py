@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
 
@@ -278,7 +278,7 @@ def _ordinals(
         return turns
     if gated:
         found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
-    if not all(re.search("norm|ln", text, re.IGNORECASE) for text in texts):
+    if not _are_norms(texts):
         return found
     placed = [None if played.get("cross") == _CROSS else _before(played) for played in roles]
     known = [place for place in placed if place is not None]
@@ -292,23 +292,29 @@ def _ordinals(
 _CROSS = frozenset(["cross"])
 
 
+def _are_norms(texts: Iterable[str]) -> bool:
+    return all(re.search("norm|ln", text, re.IGNORECASE) for text in texts)
+
+
 def _turns(
     roles: Sequence[Mapping[str, frozenset[str]]], found: Sequence[tuple[int, int] | None]
-) -> list[tuple[int, int]] | None:
+) -> list[tuple[int, int] | None] | None:
     """Return the rank in which the parts of a block run; None if words do not say it of all.
 
     Query, key, value and output have this order in `torch.nn.MultiheadAttention` and in lists of projections (the
     Annotated Transformer's ``linears``, BERT-pytorch's ``linear_layers``), input and hidden weights in `torch.nn.RNN`.
-    The feed-forward part runs after the attention. Parts of a cross attention may be listed last.
+    The feed-forward part runs after the attention. A cross attention has no rank, because it may be listed last.
     """
-    crossed = any(played.get("cross") == _CROSS for played in roles)
-    if crossed or not any(played.keys() & _RUNS.keys() for played in roles):
+    crossed = [played.get("cross") == _CROSS for played in roles]
+    own = [played for played, across in zip(roles, crossed, strict=True) if not across]
+    if not any(played.keys() & _RUNS.keys() for played in own):
         return None
-    keys = [_turn(played, ordinal) for played, ordinal in zip(roles, found, strict=True)]
+    keys = [None if across else _turn(played, ordinal)
+            for played, ordinal, across in zip(roles, found, crossed, strict=True)]  # fmt: skip
     known = [key for key in keys if key is not None]
-    if len(set(known)) < len(keys):
+    if len(set(known)) < len(own):
         return None
-    return [(len(keys), rank) for rank in map(sorted(known).index, known)]
+    return [None if key is None else (len(known), sorted(known).index(key)) for key in keys]
 
 
 def _turn(played: Mapping[str, frozenset[str]], ordinal: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -372,6 +378,8 @@ def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
     played = [{(kind, part) for one in side for kind, found in one.roles.items() for part in found} for side in sides]
     counts = [Counter(kind for kind, _ in side) for side in played]
     vague = {kind for kind in WHOLES if min(count[kind] for count in counts) < 2}
+    if _are_norms([*ours, *theirs]):
+        vague = set()  # a part of a block has one norm
     sides = _without(sides[0], vague), _without(sides[1], vague)
     found = scores(*sides)
     chosen = assignment.best(found)
