@@ -99,12 +99,14 @@ def _decided(
         for units, front in zip((ours, theirs), place, strict=True)
     ]
     if len(ours) == 1:
-        contrary = roles.score(*(roles.parts(texts)[0] for texts in labels)) < 0
-        return {} if contrary else {ours[0]: theirs[0]}
+        return {} if _contrary(*(texts[0] for texts in labels)) else {ours[0]: theirs[0]}
     known = dict(_by_companion(ours, theirs, sure, beside))
     if place == NOWHERE:
         once = _once(ours), _once(theirs)
         known = {one: other for one, other in known.items() if one in once[0] and other in once[1]}
+    if known and place != NOWHERE and len(known) == len(ours) - 1:
+        (one,), (other,) = set(ours) - known.keys(), set(theirs) - set(known.values())
+        return known if _contrary(one.path, other.path) else {**known, one: other}
     if known and (len(known) == len(ours) or place == NOWHERE):
         return known
     if len(ours) > MOST or (place == NOWHERE and any(len(_once(units)) < len(units) for units in (ours, theirs))):
@@ -112,6 +114,11 @@ def _decided(
     if any(map(_counts_twice, labels)):
         return {}
     return {ours[row]: theirs[column] for row, column in roles.told(*labels)}
+
+
+def _contrary(one: str, other: str) -> bool:
+    """Return whether the words of two paths contradict each other."""
+    return roles.score(roles.parts([one])[0], roles.parts([other])[0]) < 0
 
 
 def _counts_twice(labels: Sequence[str]) -> bool:
