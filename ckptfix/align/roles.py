@@ -158,7 +158,7 @@ def parts(texts: Sequence[str]) -> list[RoleEvidence]:
     if any(inside):
         roles = [{kind: part for kind, part in played.items() if kind not in (OUTSIDE if within else INSIDE)}
                  for played, within in zip(roles, inside, strict=True)]  # fmt: skip
-    else:
+    elif any(_attends(text, played) for text, played in zip(texts, roles, strict=True)):
         roles = [{kind: part for kind, part in played.items() if kind not in OUTSIDE} for played in roles]
     if not any(_attends(text, played) for text, played in zip(texts, roles, strict=True)):
         roles = [{kind: part for kind, part in played.items() if kind != "attention"} for played in roles]
