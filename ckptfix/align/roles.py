@@ -125,6 +125,7 @@ class RoleEvidence:
         behind: the words of `terms` that come after the path of the block.
         inner: the roles that these play.
         alone: kinds of `inner` in which no other of its block plays the same part.
+        counted: the reason for `ordinal`: a place in a list, a number in a name, or the words for parts in a row.
     """
 
     terms: frozenset[str]
@@ -136,6 +137,19 @@ class RoleEvidence:
     behind: frozenset[str] = frozenset()
     inner: Mapping[str, frozenset[str]] = field(default_factory=dict)
     alone: frozenset[str] = frozenset()
+    counted: str = ""
+
+    def same_order(self, other: RoleEvidence) -> bool | None:
+        """Return whether both have the same rank; None if their ranks cannot be compared.
+
+        Numbers in names do not count an attention's parts in the order in which a list has them.
+        """
+        if not self.ordinal or not other.ordinal or self.ordinal[0] != other.ordinal[0]:
+            return None
+        return None if {self.counted, other.counted} == {NAME, WORDS} else self.ordinal == other.ordinal
+
+
+PLACE, NAME, WORDS = "place", "name", "words"
 
 
 def parts(texts: Sequence[str]) -> list[RoleEvidence]:
@@ -164,7 +178,8 @@ def parts(texts: Sequence[str]) -> list[RoleEvidence]:
         roles = [{kind: part for kind, part in played.items() if kind != "attention"} for played in roles]
     if any(played.get("cross") == frozenset(["cross"]) for played in roles):
         roles = [_to_itself(played) for played in roles]
-    ordinals = _ordinals(texts, roles, gated)
+    ordinals, in_words = _ordinals(texts, roles, gated)
+    counted = [WORDS if in_words else PLACE if text.rpartition(".")[2].isdecimal() else NAME for text in texts]
     blocks = [match[0] if match else "" for match in map(_BLOCK.match, texts)]
     behind = [own[i].intersection(_terms(text[len(blocks[i]) :])) for i, text in enumerate(texts)]
     inner = [_roles(terms, beside) for terms in behind]
@@ -174,7 +189,7 @@ def parts(texts: Sequence[str]) -> list[RoleEvidence]:
     return [
         RoleEvidence(
             *(frozenset(own[i] - LISTS - KINDS), roles[i], ordinals[i], _numbers(text), _numbered(text)),
-            *(blocks[i], frozenset(behind[i] - LISTS - KINDS), inner[i], alone[i]),
+            *(blocks[i], frozenset(behind[i] - LISTS - KINDS), inner[i], alone[i], counted[i]),
         )
         for i, text in enumerate(texts)
     ]
@@ -251,8 +266,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _ordinals(
     texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]], gated: bool
-) -> list[tuple[int, int] | None]:
+) -> tuple[list[tuple[int, int] | None], bool]:
     """Return the rank among texts that differ only by numbers (or single letters), or by a part that has an order.
+
+    Whether it is the order of an attention's or a recurrent layer's parts is returned too.
 
     Blocks that hold equally many of them are ranked together. Otherwise each block is ranked by itself, and the count
     is negative, to mark that it does not count blocks: ``0.bn1`` is not the first of ``1.bn1``, ``1.bn2`` and
@@ -275,18 +292,18 @@ def _ordinals(
     if not any(found) and (places := _places(texts)) is not None:
         found = [(len(texts), sorted(places).index(place)) for place in places]
     elif (turns := _turns(roles, found)) is not None:
-        return turns
+        return turns, any(played.keys() & {"attention", "recurrent"} for played in roles)
     if gated:
         found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
     if not _are_norms(texts):
-        return found
+        return found, False
     placed = [None if played.get("cross") == _CROSS else _before(played) for played in roles]
     known = [place for place in placed if place is not None]
     blocks = {match and match[0] for match in map(_BLOCK.match, texts)}
     told = len(set(known)) == len(known) == 2 and 0 not in known and placed.count(None) < 2
     if told and len(blocks) == 1 and not any(found):
-        return [None if place is None else (2, sorted(known).index(place)) for place in placed]
-    return found
+        return [None if place is None else (2, sorted(known).index(place)) for place in placed], False
+    return found, False
 
 
 _CROSS = frozenset(["cross"])
@@ -408,9 +425,8 @@ def score(one: RoleEvidence, other: RoleEvidence) -> float:
         shared -= one.numbered & other.numbered
     if either:
         total += 3 * len(shared) / len(either)
-    if one.ordinal and other.ordinal and one.ordinal[0] == other.ordinal[0]:
-        total += 1.5 if one.ordinal == other.ordinal else -1.5
-    return total
+    same = one.same_order(other)
+    return total if same is None else total + (1.5 if same else -1.5)
 
 
 def loose(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence], chosen: Sequence[int]) -> set[int]:
@@ -449,7 +465,7 @@ def silent(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence]) -> tupl
 def alike(one: RoleEvidence, other: RoleEvidence) -> bool:
     """Return whether two parts agree in a word or number for their place in a block."""
     shared = _shared_kinds(one, other) or one.behind & other.behind
-    return bool(shared or (one.ordinal and one.ordinal == other.ordinal))
+    return bool(shared or one.same_order(other))
 
 
 def singular(one: RoleEvidence, other: RoleEvidence) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from conftest import LONG
-from property import named_models, named_rivals
+from property import named_rivals
 from property.test_match import distinct, slots
 
 from ckptfix.align.match import match
@@ -41,12 +41,14 @@ def test_many_pairs_are_certain() -> None:
 
 
 def test_order_and_place_alone_make_nothing_certain() -> None:
-    """Random model 76125: of two equal convolutions one is numbered on one side, and the other is defined first."""
-    one, other = named_models.pair(76125)
-    found = match(slots(one), slots(other))
-    ours, theirs = ({slot.name: key for slot, key in side} for side in (one, other))
-    assert all(pair.instead or ours[pair.source] == theirs[pair.target] for pair in found.pairs)
-    assert not found.complete
+    """Of two equal convolutions one is numbered on one side, and the other is defined first. A norm beside it tells."""
+    one = listed("layers.0.zan", "layers.0.convs.0")
+    other = listed("blocks.0.conv1", "blocks.0.conv2")
+    assert not certain(one, other)
+    norms = [listed(name, shape=(4,)) for name in ("layers.0.norms.0", "blocks.0.bn1")]
+    found = certain(one + norms[0], other + norms[1])
+    assert found["layers.0.convs.0.weight"] == "blocks.0.conv1.weight"
+    assert found["layers.0.zan.weight"] == "blocks.0.conv2.weight"
 
 
 def listed(*rows: str, shape: tuple[int, ...] = (4, 4, 3, 3)) -> list[Slot]:

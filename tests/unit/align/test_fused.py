@@ -305,11 +305,11 @@ def test_parts_of_attention_follow_from_words(parts: str, whole: str) -> None:
 
 
 def test_a_list_of_projections_is_query_key_value_and_output() -> None:
-    """The Annotated Transformer numbers them; ``linears`` of no attention are only numbered."""
+    """The Annotated Transformer has such a list; numbers in names are no list, and say no order."""
     one = [Slot(f"layers.0.self_attn.linears.{n}.weight", (4, 4)) for n in range(4)]
     other = [Slot(f"h.0.attn.{part}.weight", (4, 4)) for part in ("k_proj", "out_proj", "v_proj", "q_proj")]
     found = match(one, other)
     assert [pair.target.split(".")[3] for pair in found.pairs] == ["q_proj", "k_proj", "v_proj", "out_proj"]
     assert found.complete
-    plain = [Slot(slot.name.replace("self_attn", "mixer"), slot.shape) for slot in one]
+    plain = [Slot(slot.name.replace("linears.", "linear"), slot.shape) for slot in one]
     assert not match(plain, other).complete
