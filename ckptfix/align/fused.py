@@ -3,7 +3,8 @@
 A fused tensor is replaced with slots that have the names of the parts on the other side, and then tensors are matched
 as usual. A fusion found in this way becomes an operation of a rules file (`names.operations`). It is proposed only if
 words and sizes leave one possibility. The fused module's name tells which rows are the query's, if models agree on it;
-otherwise `Heads` tells.
+otherwise `Heads` tells. If both sides fuse the same parts in different orders, both are replaced with the same parts,
+and the operations of one side are followed by the inverse ones of the other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ckptfix.align.layouts import module_of
+from ckptfix.align.layouts import IN_HEADS, IN_ROW, module_of, of_experts, order_of_rows
 from ckptfix.align.result import Matching
 from ckptfix.dataclass import dataclass
 from ckptfix.names.operations import Operation
@@ -100,7 +101,7 @@ class FusedTensors:
 
 def sides(source: Sequence[Slot], target: Sequence[Slot], heads: Heads) -> tuple[UnfusedSide, UnfusedSide]:
     """Return both sides with tensors split or transposed where the other side has them so."""
-    ours, theirs = _turned(source, target), _turned(target, source)
+    ours, theirs = _turned(source, target) | _turned_experts(source, target), _turned(target, source)
     return (
         _apart(source, _shown(target, theirs), heads, ours),
         _apart(target, _shown(source, ours), heads, theirs),
@@ -121,6 +122,26 @@ def _turned(mine: Sequence[Slot], other: Sequence[Slot]) -> dict[str, Slot]:
             for name in kind(mine):
                 made[name] = replace(slots[name], name=name + ending, shape=slots[name].shape[::-1])
     return made
+
+
+def _turned_experts(source: Sequence[Slot], target: Sequence[Slot]) -> dict[str, Slot]:
+    """Return the stacked experts of the source whose matrices the target has transposed, by name, as the target has them.
+
+    Square ones are as the others beside them. Experts with a bias may alternate the rows of gate and up (GPT-OSS).
+    """
+    theirs = {behind: slot.shape for slot in reversed(target) if (behind := of_experts(slot)) is not None}
+    names = {slot.name for slot in source}
+    stacked = [slot for slot in source if of_experts(slot) in theirs and f"{slot.name}_bias" not in names]
+    turned = {
+        slot.name.rpartition(".")[0]
+        for slot in stacked
+        if slot.shape != theirs[of_experts(slot) or ""] == (slot.shape[0], slot.shape[2], slot.shape[1])
+    }
+    return {
+        slot.name: replace(slot, shape=(slot.shape[0], slot.shape[2], slot.shape[1]))
+        for slot in stacked
+        if slot.name.rpartition(".")[0] in turned
+    }
 
 
 def _conv1d(slots: Sequence[Slot]) -> list[str]:
@@ -153,7 +174,8 @@ def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Ma
     for whole in mine:
         slot = turned.get(whole.name, whole)
         found = splits.of(slot, heads, names, shapes) if slot.tied is None else None
-        before = (Operation("transpose"),) if whole.name in turned else ()
+        before = (Operation("transpose", {"dims": (1, 2)} if len(whole.shape) == 3 else {}),)
+        before = before if whole.name in turned else ()
         if isinstance(found, str):
             questions[found] = None
         if not isinstance(found, Fused) or not names.isdisjoint(part.name for part in found.parts):
@@ -175,12 +197,13 @@ class _Splits:
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         by_name = {slot.name: slot for slot in slots}
+        self._own = any(map(OWN_ORDER.search, by_name))
         self._groups: dict[tuple[str, str], dict[tuple[Shape, ...], tuple[str, ...]]] = {}
         """(family, parameter) -> shapes of the parts -> names of the parts."""
         self._experts: dict[str, dict[tuple[int, Shape], str]] = {}
         """Role of an expert's tensor -> (number of experts, its shape) -> the rest of the name after the number."""
-        self._fused: set[tuple[str, str, Shape]] = set()
-        """Family, parameter and shape of the tensors that are fused on this side too."""
+        self._fused: dict[tuple[str, str, Shape], str | None] = {}
+        """Family, parameter and shape of the tensors that are fused on this side too -> the order of their rows."""
         self._whole = {(slot.name.rpartition("experts.")[2], slot.shape) for slot in slots if "experts." in slot.name}
         experts: dict[tuple[str, str], dict[int, Slot]] = {}
         spelled = canonical(tuple(by_name))
@@ -193,7 +216,7 @@ class _Splits:
             _, last, leaf = module_of(name)
             for family, fused, _ in FUSIONS:
                 if last in fused:
-                    self._fused.add((family, leaf, slot.shape))
+                    self._fused[family, leaf, slot.shape] = order_of_rows(name, self._own)
             found = _EXPERT.fullmatch(name)
             if found is not None:
                 experts.setdefault((found[1], found[3]), {})[int(found[2])] = slot
@@ -220,7 +243,12 @@ class _Splits:
     def _parts_of(self, slot: Slot, heads: Heads, names: Collection[str]) -> Fused | str | None:
         front, last, leaf = module_of(slot.name)
         for family, fused, _ in FUSIONS:
-            if last not in fused or len(slot.shape) not in (1, 2) or (family, leaf, slot.shape) in self._fused:
+            if last not in fused or len(slot.shape) not in (1, 2):
+                continue
+            if (family, leaf, slot.shape) in self._fused:
+                orders = self._fused[family, leaf, slot.shape], order_of_rows(slot.name, any(map(OWN_ORDER.search, names)))
+                if family == "qkv" and {*orders} == {IN_HEADS, IN_ROW}:
+                    return _of_both(slot, heads)
                 continue
             for shapes, split in self._groups.get((family, leaf), {}).items():
                 steps = _cut(slot.shape, shapes, "split", {})
@@ -302,6 +330,29 @@ class _Splits:
         return [turned for turned in (False, True) if whole[1:] == (plain[::-1] if turned else plain)]
 
 
+def _of_both(slot: Slot, heads: Heads) -> Fused | str:
+    """Return query, key and value of a tensor that the other side has in another order; a question without `heads`."""
+    front, last, leaf = module_of(slot.name)
+    if heads.query is None:
+        return (
+            f"{_any(slot.name)} {list(slot.shape)} and its counterpart may hold query, key and value in different "
+            "orders: pass --heads N (and --kv-heads N) if one of them is head by head"
+        )
+    kv = heads.kv or heads.query
+    size, odd = divmod(slot.shape[0], heads.query + 2 * kv)
+    if odd:
+        return f"{_any(slot.name)} {list(slot.shape)} does not have the rows of {_said(heads)}"
+    options = heads.options if "kv" in heads.options else {"parts": 3}
+    steps = Operation("split", options)
+    if last in HEAD_BY_HEAD:
+        steps = Operation("deinterleave", options if "kv" in options else {"groups": heads.query, **options})
+    parts = tuple(
+        Slot(f"{front}{part}.{leaf}", (size * count, *slot.shape[1:]), slot.dtype)
+        for part, count in zip(("query", "key", "value"), (heads.query, kv, kv), strict=True)
+    )
+    return Fused(slot.name, parts, (steps,))
+
+
 def _cut(
     whole: Shape, parts: Sequence[Shape], verb: str, options: Mapping[str, int]
 ) -> tuple[Operation, ...] | None:
@@ -335,7 +386,7 @@ def _said(heads: Heads) -> str:
 def taken(matching: Matching, source: UnfusedSide, target: UnfusedSide) -> tuple[list[FusedTensors], list[str]]:
     """Return the whole tensors that follow from the pairs of parts, and the names of tensors for which nothing follows.
 
-    All parts must go, in order, to the parts of one module.
+    All parts must go, in order, to the parts of one module, or to all parts of one tensor.
     """
     to = {pair.source: pair.target for pair in matching.pairs if not pair.instead}
     spelled = [canonical([slot.name for slot in side.slots]) for side in (target, source)]
@@ -343,20 +394,29 @@ def taken(matching: Matching, source: UnfusedSide, target: UnfusedSide) -> tuple
     found: list[FusedTensors] = []
     wrong: list[str] = []
     for side, pairs, joins, names in ((source, to, False, spelled[0]), (target, back, True, spelled[1])):
+        elsewhere = (target if side is source else source).fused
         for whole in {one.whole: one for one in side.fused.values()}.values():
             others = tuple(pairs.get(part.name, "") for part in whole.parts)
-            elsewhere = (target if side is source else source).fused
+            twin = elsewhere.get(others[0])
+            if twin is not None and others == tuple(part.name for part in twin.parts):
+                if not joins:
+                    steps = (*whole.operations, *_inverse(twin.operations))
+                    found.append(FusedTensors((whole.whole,), (twin.whole,), steps, 0, joins=False))
+                continue
             words = [names.get(other, other) for other in others]
             in_order = _in_order(whole, others) or _in_order(whole, words)
             if not all(others) or any(other in elsewhere for other in others) or not in_order:
                 wrong.append(whole.whole)
-                continue
-            if joins:
-                steps = tuple(step.inverse() for step in reversed(whole.operations))
+            elif joins:
+                steps = _inverse(whole.operations)
                 found.append(FusedTensors(others, (whole.whole,), steps, whole.experts, joins=True))
             else:
                 found.append(FusedTensors((whole.whole,), others, whole.operations, whole.experts, joins=False))
     return found, wrong
+
+
+def _inverse(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    return tuple(step.inverse() for step in reversed(operations))
 
 
 def _in_order(whole: Fused, others: Sequence[str]) -> bool:

@@ -36,7 +36,7 @@ def orders(source: Sequence[Slot], target: Sequence[Slot], matching: Matching) -
     own = tuple(any(OWN_ORDER.search(name) for name in side) for side in names)
     for pair in matching.pairs:
         if not pair.operation:
-            kinds = [_order(name, odd) for name, odd in zip((pair.source, pair.target), own, strict=True)]
+            kinds = [order_of_rows(name, odd) for name, odd in zip((pair.source, pair.target), own, strict=True)]
             if None not in kinds and kinds[0] != kinds[1]:
                 return (
                     f"{pair.source} and {pair.target} hold query, key and value in different orders: "
@@ -45,14 +45,21 @@ def orders(source: Sequence[Slot], target: Sequence[Slot], matching: Matching) -
     return None
 
 
-def _order(name: str, own: bool) -> str | None:
-    """Return the order in which a fused tensor holds its rows; None if it is not fused."""
+IN_HEADS, IN_ROW = "head by head", "one after another"
+
+
+def order_of_rows(name: str, own: bool) -> str | None:
+    """Return the order in which a fused tensor holds its rows; None if it is not fused.
+
+    Args:
+        own: whether names beside it show an order of the model's own.
+    """
     last = module_of(name)[1]
     if last in HEAD_BY_HEAD:
-        return "head by head"
+        return IN_HEADS
     if last not in (*FUSED_QKV, *UNTOLD):
         return None
-    return "own" if own or last in UNTOLD else "one after another"
+    return "own" if own or last in UNTOLD else IN_ROW
 
 
 def rotary(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
@@ -84,20 +91,7 @@ def is_glm(slots: Sequence[Slot]) -> bool:
     return any(".mlp.gate_up_proj." in name for name in names) and any(".self_attn.q_proj." in name for name in names)
 
 
-def turned_experts(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
-    """Return a question about stacked experts that the other side has transposed; square ones may be so too."""
-    theirs = {behind: slot for slot in reversed(target) if (behind := _of_experts(slot)) is not None}
-    for slot in source:
-        twin = theirs.get(_of_experts(slot) or "")
-        if twin is not None and slot.shape != twin.shape == (slot.shape[0], slot.shape[2], slot.shape[1]):
-            return (
-                f"{slot.name} {list(slot.shape)} and {twin.name} {list(twin.shape)} hold their experts transposed: "
-                "use `| transpose dims=1,2` in a rules file (`ckptfix help rules`)"
-            )
-    return None
-
-
-def _of_experts(slot: Slot) -> str | None:
+def of_experts(slot: Slot) -> str | None:
     """Return the rest of the name after the word for experts, for a tensor of all experts; None for any other."""
     _, mark, behind = slot.name.rpartition("experts.")
     return behind if mark and len(slot.shape) == 3 else None

@@ -304,17 +304,29 @@ def made(old: str, new: str, operations: tuple[Operation, ...], number: int) -> 
 
 def _refuse_counts(rule: TensorRule) -> None:
     assert rule.new is not None
+    kinds = [operation.kind for operation in rule.operations]
+    between = min(kinds.count("join") - rule.old.axes, kinds.count("part") - rule.new.axes) if _nests(rule) else 0
     for one, kind, verbs in (
         (rule.old, "join", "concat, stack or interleave"),
         (rule.new, "part", "split, unstack or deinterleave"),
     ):
-        steps = sum(operation.kind == kind for operation in rule.operations)
+        steps = kinds.count(kind) - max(between, 0)
         if steps < one.axes:
             raise Refused(f"{one.text!r} stands for several tensors, but nothing {_WORD[kind]} them: {verbs}")
         if steps > one.axes:
             name = next(operation.name for operation in rule.operations if operation.kind == kind)
             hint = "name the parts as in {q,k,v}, or number them as in {e}"
             raise Refused(f"`{name}` {_WORD[kind]} several tensors, but {one.text!r} stands for one", hint=hint)
+
+
+def _nests(rule: TensorRule) -> bool:
+    """Return whether each operation that joins has several tensors: a line may split one, and join the parts again."""
+    several = rule.old.axes
+    for operation in rule.operations:
+        several += {"part": 1, "join": -1}.get(operation.kind, 0)
+        if several < 0:
+            return False
+    return True
 
 
 _WORD = {"join": "joins", "part": "makes"}

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ckptfix.align import match as matcher
 from ckptfix.align.fused import FusedTensors, Heads, are_turned, sides, taken
-from ckptfix.align.layouts import is_glm, neighbours, orders, rotary, turned_experts
+from ckptfix.align.layouts import is_glm, neighbours, orders, rotary
 from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
@@ -58,9 +58,11 @@ def with_operations(
     """
     done = Operations()
     made = plain
-    if not plain.complete or are_turned(source, target):
+    if not plain.complete or are_turned(source, target) or orders(source, target, plain) is not None:
         made, done = _taken_apart(plain, source, target, heads, proven, reshape)
-    question = orders(source, target, made) or turned_experts(source, target)
+    question = orders(source, target, made)
+    if question is not None and any("--heads N" in asked for asked in done.questions):
+        return made, replace(done, refused=True)
     if question is None and is_glm(source) != is_glm(target) and done.taken:
         question = "GLM rotates neighboring rows, other models of transformers rotate halves of a head"
     if question is not None:
@@ -84,19 +86,21 @@ def _taken_apart(
     matching = matcher.match(mine.slots, other.slots, reshape=reshape, proven=proven)
     found, wrong = taken(matching, mine, other)
     turned = are_turned(source, target)
-    if wrong or _open(matching) >= _open(plain) + turned or any(_line(one) is None for one in found):
+    needed = turned or orders(source, target, plain) is not None
+    if wrong or _open(matching) >= _open(plain) + needed or any(_line(one) is None for one in found):
         if turned and plain.complete:
             question = "projections of one side are transposed on the other side, and some have no counterpart"
             return plain, Operations(questions=(*questions, question), refused=True)
         return plain, Operations(questions=questions)
     by_part = {pair.source: pair for pair in matching.pairs} | {pair.target: pair for pair in matching.pairs}
+    by_part |= {one.whole: by_part[name] for name, one in mine.fused.items() if name in by_part}
     parts = mine.fused.keys(), other.fused.keys()
     pairs = [pair for pair in matching.pairs if pair.source not in parts[0] and pair.target not in parts[1]]
     for one in found:
         said = " | ".join(map(str, one.operations))
         for old in one.old:
             for new in one.new:
-                part = by_part[old if one.joins else new]
+                part = by_part[old if one.joins or new not in by_part else new]
                 pairs.append(MatchedPair(old, new, part.confidence, part.why, operation=said))
     order = {slot.name: index for index, slot in enumerate(source)}
     return (
@@ -112,37 +116,54 @@ def _open(matching: Matching) -> int:
 def _laid_out(
     matching: Matching, done: Operations, both: tuple[Sequence[Slot], Sequence[Slot]], layout: str, heads: Heads
 ) -> tuple[Matching, Operations]:
-    """Add operations that reorder the rows of queries and keys for the target's rotary layout."""
+    """Add operations that reorder the rows of queries and keys for the target's rotary layout.
+
+    Where queries and keys are fused on one side, they are reordered as parts, after the split or before they are joined.
+    """
     source, target = both
-    side = "source" if layout == HALF else "target"
-    near = neighbours(source if layout == HALF else target)
+    side, slots = ("source", source) if layout == HALF else ("target", target)
+    near = neighbours(slots)
     concerned = [pair for pair in matching.pairs if getattr(pair, side) in near]
     if not concerned:
         return matching, done
-    shapes = {slot.name: slot.shape for slot in source}
-    rows = {pair.source: shapes[pair.source][0] for pair in concerned}
-    size = next((rows[pair.source] for pair in concerned if _QUERIES.search(getattr(pair, side))), 0)
+    rows = {slot.name: slot.shape[0] for slot in slots if slot.name in near}
+    size = next((rows[name] for pair in concerned if _QUERIES.search(name := getattr(pair, side))), 0)
     question = None
     if heads.query is None:
         question = (
             "rotary pairs are neighbors in files of Meta, Mistral and torchtune, and halves of a head in most others: "
             "the rows of queries and keys must be reordered, and --heads N (and --kv-heads N) sets the number of heads"
         )
-    elif any(pair.operation for pair in concerned):
-        question = "queries and keys are fused, and their rotary layouts differ: write a rules file that changes both"
     elif size % (2 * heads.query) or any(row % (size // heads.query) for row in rows.values()):
         question = f"the {size} rows of queries, or the rows of keys, do not fit {heads.query} heads"
     if question is not None:
         return matching, replace(done, questions=(*done.questions, question), refused=True)
     assert heads.query is not None
-    found: list[FusedTensors] = []
-    pairs: dict[str, MatchedPair] = {pair.source: pair for pair in concerned}
-    for name, pair in pairs.items():
-        step = Operation("rope", {"heads": rows[name] * heads.query // size, "to": layout})
-        found.append(FusedTensors((name,), (pair.target,), (step,), 0, joins=False))
-        pairs[name] = replace(pair, operation=str(step))
-    changed = tuple(pairs[pair.source] if pair in concerned else pair for pair in matching.pairs)
-    return replace(matching, pairs=changed, rules=()), replace(done, taken=(*done.taken, *found))
+    taken = {(one.old, one.new): one for one in done.taken}
+    of = {(old, new): key for key in taken for old in key[0] for new in key[1]}
+    for pair in concerned:
+        if (pair.source, pair.target) not in of:
+            key = (pair.source,), (pair.target,)
+            taken[key] = FusedTensors(*key, (), 0, joins=False)
+            of[pair.source, pair.target] = key
+    changed = {of[pair.source, pair.target] for pair in concerned}
+    for key in changed:
+        one = taken[key]
+        names = one.old if layout == HALF else one.new
+        steps = tuple(
+            Operation("rope", {**({"of": (part,)} if len(names) > 1 else {}),
+                               "heads": rows[name] * heads.query // size, "to": layout})
+            for part, name in enumerate(names)
+            if name in near
+        )  # fmt: skip
+        operations = (*steps, *one.operations) if one.joins else (*one.operations, *steps)
+        taken[key] = replace(one, operations=operations)
+    said = {key: " | ".join(map(str, taken[key].operations)) for key in changed}
+    pairs = tuple(
+        replace(pair, operation=said[key]) if (key := of.get((pair.source, pair.target))) in changed else pair
+        for pair in matching.pairs
+    )
+    return replace(matching, pairs=pairs, rules=()), replace(done, taken=tuple(taken.values()))
 
 
 def _line(one: FusedTensors) -> Line | None:

@@ -115,6 +115,47 @@ def test_head_by_head_is_asked() -> None:
     assert not found(one, other, Heads(3))[0], "3 heads do not divide the rows"
 
 
+@pytest.mark.parametrize(
+    ("kv", "there", "back"),
+    [
+        (4, "deinterleave groups=4 parts=3 | concat parts=3", "split parts=3 | interleave groups=4 parts=3"),
+        (2, "deinterleave heads=4 kv=2 | concat heads=4 kv=2", "split heads=4 kv=2 | interleave heads=4 kv=2"),
+    ],
+)
+def test_two_orders_of_a_fused_tensor_are_one_line(kv: int, there: str, back: str) -> None:
+    """Head by head in one model, and one after another in the other: the number of heads leaves one way."""
+    rows = D + 2 * kv * D // 4
+    one = layered({"attention.query_key_value.weight": (rows, D), "attention.query_key_value.bias": (rows,), **OUT})
+    other = layered({"attn.qkv.weight": (rows, D), "attn.qkv.bias": (rows,), **OUT}, "h")
+    for sides, said in (((one, other), there), ((other, one), back)):
+        complete, operations, _ = found(*sides)
+        assert not complete and "--heads" in operations.questions[-1]
+        complete, operations, lines = found(*sides, Heads(4, kv))
+        assert complete and [line.partition(" | ")[2] for line in lines] == [said, said]
+    assert not found(one, other, Heads(5))[0], "5 heads do not divide the rows"
+
+
+def test_rotary_pairs_of_fused_rows_are_reordered_as_parts() -> None:
+    meta = layered({f"attention.{name}.weight": (rows, D) for name, rows in (("wq", D), ("wk", 4), ("wv", 4))})
+    fused = layered({"attn.qkv.weight": (D + 8, D)}, "h")
+    complete, operations, _ = found(meta, fused)
+    assert not complete and "--heads" in operations.questions[-1]
+    complete, _, (line,) = found(meta, fused, Heads(4, 2))
+    ropes = "rope of=0 heads=4 to=half | rope of=1 heads=2 to=half"
+    assert complete and line.endswith(f"{{wq,wk,wv}}.weight -> h.{{n}}.attn.qkv.weight | {ropes} | concat sizes=8,4,4")
+    complete, _, (line,) = found(fused, meta, Heads(4, 2))
+    assert complete and line.endswith(f"| split sizes=8,4,4 | {ropes.replace('half', 'interleaved')}")
+
+
+def test_stacked_experts_are_transposed_as_those_beside_them() -> None:
+    one = layered({"moe.experts.down_proj": (3, D, D), "moe.experts.gate_up_proj": (3, 2 * D, D), **OUT})
+    other = layered({"moe.experts.down_proj": (3, D, D), "moe.experts.gate_up_proj": (3, D, 2 * D), **OUT})
+    complete, _, rows = found(one, other)
+    assert complete and [row.partition(" | ")[2] for row in rows] == ["transpose dims=1,2"] * 2
+    biased = layered({"moe.experts.gate_up_proj_bias": (3, 2 * D)})
+    assert not found({**one, **biased}, {**other, **biased})[0], "with a bias, rows of gate and up may alternate"
+
+
 def test_old_files_of_litgpt_hold_groups() -> None:
     one = layered({"attn.attn.weight": (2 * D, D), **OUT})
     other = layered({**split("q_proj", "k_proj", "v_proj", D // 2), **OUT})
@@ -214,8 +255,6 @@ def test_experts_are_told_by_how_their_library_spells_them() -> None:
          {f"moe.experts.{e}.{w}.weight": (H, D) for e in range(3) for w in ("w1", "w3")}),
         ({"attn.wqkv.weight": (3 * D, D)}, split("q_proj", "k_proj", "v_proj")),
         ({"attn.wqkv.weight": (3 * D, D)}, {"attn.qkv.weight": (3 * D, D)}),
-        ({"moe.experts.down_proj": (3, D, D), "moe.experts.gate_up_proj": (3, 2 * D, D)},
-         {"moe.experts.down_proj": (3, D, D), "moe.experts.gate_up_proj": (3, D, 2 * D)}),
         ({"moe.experts.w2": (3, D, D)}, {f"moe.experts.{e}.w2.weight": (D, D) for e in range(3)}),
     ],
 )  # fmt: skip
