@@ -125,7 +125,7 @@ def _turned(mine: Sequence[Slot], other: Sequence[Slot]) -> dict[str, Slot]:
 
 
 def _turned_experts(source: Sequence[Slot], target: Sequence[Slot]) -> dict[str, Slot]:
-    """Return the stacked experts of the source whose matrices the target has transposed, by name, as the target has them.
+    """Return the stacked experts of the source that the target has transposed, by name, as the target has them.
 
     Square ones are as the others beside them. Experts with a bias may alternate the rows of gate and up (GPT-OSS).
     """
@@ -246,8 +246,8 @@ class _Splits:
             if last not in fused or len(slot.shape) not in (1, 2):
                 continue
             if (family, leaf, slot.shape) in self._fused:
-                orders = self._fused[family, leaf, slot.shape], order_of_rows(slot.name, any(map(OWN_ORDER.search, names)))
-                if family == "qkv" and {*orders} == {IN_HEADS, IN_ROW}:
+                own = order_of_rows(slot.name, any(map(OWN_ORDER.search, names)))
+                if family == "qkv" and {own, self._fused[family, leaf, slot.shape]} == {IN_HEADS, IN_ROW}:
                     return _of_both(slot, heads)
                 continue
             for shapes, split in self._groups.get((family, leaf), {}).items():

@@ -188,11 +188,16 @@ def parts(texts: Sequence[str]) -> list[RoleEvidence]:
              for i, kinds in enumerate(inner)]  # fmt: skip
     return [
         RoleEvidence(
-            *(frozenset(own[i] - LISTS - KINDS), roles[i], ordinals[i], _numbers(text), _numbered(text)),
-            *(blocks[i], frozenset(behind[i] - LISTS - KINDS), inner[i], alone[i], counted[i]),
+            *(_telling(own[i]), roles[i], ordinals[i], _numbers(text), _numbered(text)),
+            *(blocks[i], _telling(behind[i]), inner[i], alone[i], counted[i]),
         )
         for i, text in enumerate(texts)
     ]
+
+
+def _telling(terms: Iterable[str]) -> frozenset[str]:
+    """Return the terms without those of words for lists and kinds of layers alone, such as ``layer_norm``."""
+    return frozenset(term for term in terms if not (LISTS | KINDS).issuperset(term.split("_")))
 
 
 def _either(own: Sequence[set[str]], one: str, other: str) -> bool:
@@ -348,7 +353,11 @@ def _turn(played: Mapping[str, frozenset[str]], ordinal: tuple[int, int] | None)
     return (_LAST, 1) if played.get("block") == _FEED else None
 
 
-_RUNS = {kind: [*ROLES[kind]] for kind in ("recurrent", "attention", "feed-forward")}
+_RUNS = {
+    "recurrent": ["input", "hidden"],
+    "attention": ["fused", "query", "key", "value", "out"],
+    "feed-forward": ["first", "second"],
+}
 _LAST = len(_RUNS) - 1
 _FEED = frozenset(["feed-forward"])
 

@@ -118,7 +118,7 @@ def _laid_out(
 ) -> tuple[Matching, Operations]:
     """Add operations that reorder the rows of queries and keys for the target's rotary layout.
 
-    Where queries and keys are fused on one side, they are reordered as parts, after the split or before they are joined.
+    If one side has queries and keys fused, they are reordered as parts: after the split, or before they are joined.
     """
     source, target = both
     side, slots = ("source", source) if layout == HALF else ("target", target)

@@ -77,6 +77,11 @@ def test_the_kind_of_a_layer_is_no_place(kind: str) -> None:
     assert scores(ours, theirs) == [[0, 0], [0, 0]]
 
 
+def test_a_pair_of_words_for_kinds_is_no_place_either() -> None:
+    ours, theirs = parts(["attention.output.LayerNorm", "zan"]), parts(["final_layer_norm", "lor"])
+    assert score(ours[0], theirs[0]) <= 0
+
+
 def test_numbers_that_differ_take_only_the_words_that_they_count() -> None:
     (one, _), (other, _) = parts(["text.h.1.zan", "image.x"]), parts(["text.block0.zan", "image.y"])
     assert score(one, other) > 4

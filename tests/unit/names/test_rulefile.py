@@ -44,7 +44,7 @@ def test_a_line_may_begin_with_a_list() -> None:
         ("a -> {b,c} | split dim=1 sizes=3,1", "{b,c} -> a | concat dim=1 sizes=3,1"),
         ("a.{n} -> b | stack dim=1", "b -> a.{n} | unstack dim=1"),
         ("{q,k,v} -> w | interleave heads=8 kv=2", "w -> {q,k,v} | deinterleave heads=8 kv=2"),
-        ("a -> b | split parts=3 | interleave groups=4 parts=3", "b -> a | deinterleave groups=4 parts=3 | concat parts=3"),
+        ("a -> b | split parts=3 | interleave kv=2 heads=8", "b -> a | deinterleave kv=2 heads=8 | concat parts=3"),
         ("a -> b | reshape from=o,2*i,1 to=o,i,2", "b -> a | reshape from=o,i,2 to=o,2*i,1"),
         ("a -> b | rope heads=8 to=half", "b -> a | rope heads=8 to=interleaved"),
         ("a -> b | rows from=5 to=8 fill=0", "b -> a | rows from=8 to=5 fill=0"),
