@@ -152,8 +152,12 @@ class RoleEvidence:
 PLACE, NAME, WORDS = "place", "name", "words"
 
 
-def parts(texts: Sequence[str]) -> list[RoleEvidence]:
-    """Return the part of each of `texts`, the paths to choose between."""
+def parts(texts: Sequence[str], *, within: bool = False) -> list[RoleEvidence]:
+    """Return the part of each of `texts`, the paths to choose between.
+
+    Args:
+        within: they are in one block, so that a list holds parts of it, and not one part of several blocks.
+    """
     terms = [Counter(_terms(text)) for text in texts]
     own = [{term for term in counts if any(counts[term] != other[term] for other in terms)} for counts in terms]
     if len(texts) == 1:
@@ -179,7 +183,8 @@ def parts(texts: Sequence[str]) -> list[RoleEvidence]:
     if any(played.get("cross") == frozenset(["cross"]) for played in roles):
         roles = [_to_itself(played) for played in roles]
     ordinals, in_words = _ordinals(texts, roles, gated)
-    counted = [WORDS if in_words else PLACE if text.rpartition(".")[2].isdecimal() else NAME for text in texts]
+    listed = [within and text.rpartition(".")[2].isdecimal() for text in texts]
+    counted = [WORDS if in_words else PLACE if one else NAME for one in listed]
     blocks = [match[0] if match else "" for match in map(_BLOCK.match, texts)]
     behind = [own[i].intersection(_terms(text[len(blocks[i]) :])) for i, text in enumerate(texts)]
     inner = [_roles(terms, beside) for terms in behind]
@@ -395,7 +400,7 @@ def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
     Numbers do not tell a list from what no word describes, which may be one of that list under another name:
     ``layer.0``, ``layer.1``, ``x`` and ``y``, ``layer.1``, ``layer.2``.
     """
-    sides = parts(ours), parts(theirs)
+    sides = parts(ours, within=True), parts(theirs, within=True)
     mine, others = (frozenset[str]().union(*(one.terms for one in side)) for side in sides)
     for texts, side in zip((ours, theirs), sides, strict=True):
         described = [bool(one.roles or one.terms & mine & others) for one in side]

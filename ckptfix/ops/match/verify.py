@@ -13,7 +13,7 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -208,7 +208,11 @@ def _prepared(both: Models, slots: Sequence[Slot]) -> Iterator[_Trial]:
     """Set random weights in both models, run the source, and yield what a trial needs."""
     import torch
 
-    with redirect_stdout(sys.stderr), _plain_attention(), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+    both.source = _held_as(both.source, [slot.name for slot in slots])
+    with (
+        redirect_stdout(sys.stderr), _plain_attention(), _uncompiled(), torch.no_grad(),
+        tempfile.TemporaryDirectory() as folder,
+    ):  # fmt: skip
         _draw(both.source, SEED)
         _draw(both.target, SEED + 1)  # what no pair fills must not be equal by accident
         state = both.source.state_dict()
@@ -220,6 +224,47 @@ def _prepared(both: Models, slots: Sequence[Slot]) -> Iterator[_Trial]:
         torch.save({slot.name: state[slot.name] for slot in slots}, file)
         arguments = both.given or _guessed(both.source)
         yield _Trial(both, file, arguments, _outputs(both.source, arguments, "the model of --source"))
+
+
+def _bare(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model in the wrappers DataParallel, DistributedDataParallel and torch.compile."""
+    children = dict(model.named_children())
+    while len(children) == 1 and children.keys() <= _WRAPPERS and not [*model.parameters(recurse=False)]:
+        (model,) = children.values()
+        children = dict(model.named_children())
+    return model
+
+
+def _held_as(model: torch.nn.Module, names: Sequence[str]) -> torch.nn.Module:
+    """Return a model with its keys behind the wrappers that all `names` begin with, and no others, if this fits them."""
+    import torch
+
+    if not names or set(names) <= model.state_dict().keys():
+        return model
+    inner = _bare(model)
+    front: list[str] = []
+    rest = list(names)
+    while len(firsts := {name.partition(".")[0] for name in rest}) == 1 and firsts <= _WRAPPERS:
+        front += firsts
+        rest = [name.partition(".")[2] for name in rest]
+    held = inner
+    for name in reversed(front):
+        holder = torch.nn.Module()
+        holder.add_module(name, held)
+        holder.forward = inner.forward  # type: ignore[method-assign]
+        held = holder.eval()
+    return held
+
+
+_WRAPPERS = {"module", "_orig_mod"}
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """Run the modules that torch.compile wraps as they are: compiling takes minutes, and outputs are the same."""
+    import torch
+
+    stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
+    return stance("force_eager") if stance is not None else nullcontext()
 
 
 def _settled(found: Matching, before: Matching, mattering: set[str]) -> Matching:
@@ -318,6 +363,7 @@ def _guessed(model: torch.nn.Module) -> tuple[tuple[Any, ...], Mapping[str, Any]
 
 def _image_size(model: torch.nn.Module) -> int | None:
     """Return the size of images that a model names: `config.image_size` of transformers, `default_cfg` of timm."""
+    model = _bare(model)
     embed = getattr(model, "patch_embed", None)
     for value in (getattr(getattr(model, "config", None), "image_size", None), getattr(embed, "img_size", None),
                   getattr(model, "image_size", None)):  # fmt: skip
@@ -347,7 +393,7 @@ def _outputs(model: torch.nn.Module, arguments: tuple[tuple[Any, ...], Mapping[s
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(_bare(model).forward).parameters
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
