@@ -53,6 +53,15 @@ class Other(Target):
     act = staticmethod(torch.sigmoid)
 
 
+
+def wrapped() -> nn.Module:
+    return nn.DataParallel(Source())
+
+
+def compiled() -> object:
+    return torch.compile(Source())
+
+
 class Attention(nn.Module):
     """Query, key and value in one, so that they are split, and one of two experts, which the first column chooses."""
 
@@ -87,7 +96,7 @@ def twice() -> Tensor:
 @pytest.fixture(autouse=True)
 def module(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = ModuleType("their_models")
-    for one in (Source, Target, Other, Attention, Split, twice):
+    for one in (wrapped, compiled, Source, Target, Other, Attention, Split, twice):
         setattr(made, one.__name__, one)
     monkeypatch.setitem(sys.modules, "their_models", made)
 
@@ -110,6 +119,16 @@ def test_open_pairs_are_proved_by_the_order_of_use(saved: Path, tmp_path: Path) 
     one.load_state_dict(torch.load(saved, weights_only=True))
     other.load_state_dict(torch.load(done.dest, weights_only=True))
     assert torch.allclose(one(twice()), other(twice()), atol=1e-6)
+
+
+@pytest.mark.parametrize("front", ["", "module.", "_orig_mod."])
+@pytest.mark.parametrize("model", ["Source", "wrapped", "compiled"])
+def test_wrappers_of_the_model_and_of_the_file_may_differ(tmp_path: Path, model: str, front: str) -> None:
+    state = {front + name: tensor for name, tensor in Source().state_dict().items()}
+    torch.save(state, tmp_path / "in.pth")
+    options = {**PROVED, "source_model": f"their_models:{model}"}
+    done = ckptfix.match(tmp_path / "in.pth", tmp_path / "o.pth", "their_models:Target", **options)
+    assert any("verified on outputs" in note for note in done.notes)
 
 
 def test_the_rules_say_that_they_are_verified(saved: Path, tmp_path: Path) -> None:
