@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 
@@ -304,13 +305,13 @@ def made(old: str, new: str, operations: tuple[Operation, ...], number: int) -> 
 
 def _refuse_counts(rule: TensorRule) -> None:
     assert rule.new is not None
-    kinds = [operation.kind for operation in rule.operations]
-    between = min(kinds.count("join") - rule.old.axes, kinds.count("part") - rule.new.axes) if _nests(rule) else 0
+    kinds = Counter[str](operation.kind for operation in rule.operations)
+    between = min(kinds["join"] - rule.old.axes, kinds["part"] - rule.new.axes) if _nests(rule) else 0
     for one, kind, verbs in (
         (rule.old, "join", "concat, stack or interleave"),
         (rule.new, "part", "split, unstack or deinterleave"),
     ):
-        steps = kinds.count(kind) - max(between, 0)
+        steps = kinds[kind] - max(between, 0)
         if steps < one.axes:
             raise Refused(f"{one.text!r} stands for several tensors, but nothing {_WORD[kind]} them: {verbs}")
         if steps > one.axes:

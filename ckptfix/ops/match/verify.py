@@ -236,7 +236,7 @@ def _bare(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _held_as(model: torch.nn.Module, names: Sequence[str]) -> torch.nn.Module:
-    """Return a model with its keys behind the wrappers that all `names` begin with, and no others, if this fits them."""
+    """Return a model whose keys begin with the wrappers that all `names` begin with, and with no others."""
     import torch
 
     if not names or set(names) <= model.state_dict().keys():
