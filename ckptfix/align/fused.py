@@ -174,8 +174,8 @@ def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Ma
     for whole in mine:
         slot = turned.get(whole.name, whole)
         found = splits.of(slot, heads, names, shapes) if slot.tied is None else None
-        before = (Operation("transpose", {"dims": (1, 2)} if len(whole.shape) == 3 else {}),)
-        before = before if whole.name in turned else ()
+        turn = Operation("transpose", {"dims": (1, 2)} if len(whole.shape) == 3 else {})
+        before = (turn,) if whole.name in turned else ()
         if isinstance(found, str):
             questions[found] = None
         if not isinstance(found, Fused) or not names.isdisjoint(part.name for part in found.parts):

@@ -143,9 +143,9 @@ def _laid_out(
     of = {(old, new): key for key in taken for old in key[0] for new in key[1]}
     for pair in concerned:
         if (pair.source, pair.target) not in of:
-            key = (pair.source,), (pair.target,)
-            taken[key] = FusedTensors(*key, (), 0, joins=False)
-            of[pair.source, pair.target] = key
+            alone = FusedTensors((pair.source,), (pair.target,), (), 0, joins=False)
+            taken[alone.old, alone.new] = alone
+            of[pair.source, pair.target] = alone.old, alone.new
     changed = {of[pair.source, pair.target] for pair in concerned}
     for key in changed:
         one = taken[key]
@@ -159,8 +159,9 @@ def _laid_out(
         operations = (*steps, *one.operations) if one.joins else (*one.operations, *steps)
         taken[key] = replace(one, operations=operations)
     said = {key: " | ".join(map(str, taken[key].operations)) for key in changed}
+    of = {pair: key for pair, key in of.items() if key in changed}
     pairs = tuple(
-        replace(pair, operation=said[key]) if (key := of.get((pair.source, pair.target))) in changed else pair
+        replace(pair, operation=said[of[pair.source, pair.target]]) if (pair.source, pair.target) in of else pair
         for pair in matching.pairs
     )
     return replace(matching, pairs=pairs, rules=()), replace(done, taken=tuple(taken.values()))

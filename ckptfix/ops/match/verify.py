@@ -251,7 +251,7 @@ def _held_as(model: torch.nn.Module, names: Sequence[str]) -> torch.nn.Module:
     for name in reversed(front):
         holder = torch.nn.Module()
         holder.add_module(name, held)
-        holder.forward = inner.forward  # type: ignore[method-assign]
+        holder.forward = inner.forward
         held = holder.eval()
     return held
 
