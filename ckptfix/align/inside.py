@@ -104,9 +104,6 @@ def _decided(
     if place == NOWHERE:
         once = _once(ours), _once(theirs)
         known = {one: other for one, other in known.items() if one in once[0] and other in once[1]}
-    if known and place != NOWHERE and len(known) == len(ours) - 1:
-        (one,), (other,) = set(ours) - known.keys(), set(theirs) - set(known.values())
-        return known if _contrary(one.path, other.path) else {**known, one: other}
     if known and (len(known) == len(ours) or place == NOWHERE):
         return known
     if len(ours) > MOST or (place == NOWHERE and any(len(_once(units)) < len(units) for units in (ours, theirs))):

@@ -41,14 +41,10 @@ def test_many_pairs_are_certain() -> None:
 
 
 def test_order_and_place_alone_make_nothing_certain() -> None:
-    """Of two equal convolutions one is numbered on one side, and the other is defined first. A norm beside it tells."""
+    """Of two equal convolutions one is numbered on one side, and the other is defined first."""
     one = listed("layers.0.zan", "layers.0.convs.0")
     other = listed("blocks.0.conv1", "blocks.0.conv2")
     assert not certain(one, other)
-    norms = [listed(name, shape=(4,)) for name in ("layers.0.norms.0", "blocks.0.bn1")]
-    found = certain(one + norms[0], other + norms[1])
-    assert found["layers.0.convs.0.weight"] == "blocks.0.conv1.weight"
-    assert found["layers.0.zan.weight"] == "blocks.0.conv2.weight"
 
 
 def listed(*rows: str, shape: tuple[int, ...] = (4, 4, 3, 3)) -> list[Slot]:
