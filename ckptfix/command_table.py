@@ -6,6 +6,8 @@ propose, `fix`, fleets and the public names of the package all read this table, 
 
 from __future__ import annotations
 
+from collections import ChainMap
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -415,6 +417,7 @@ _TABLE = (
 )  # fmt: skip
 
 COMMANDS: dict[str, Command] = {row.name: row for row in _TABLE}
+"""Name -> row, in the order of the overview."""
 
 _IN_GROUPS = (
     Command(
@@ -431,9 +434,8 @@ _IN_GROUPS = (
     ),
 )
 
-STEPS: dict[str, Command] = {**COMMANDS, **{row.name: row for row in _IN_GROUPS}}
+STEPS: Mapping[str, Command] = ChainMap(COMMANDS, {row.name: row for row in _IN_GROUPS})
 """The commands that a finding may propose: all of them, and those inside groups."""
-"""Name -> row, in the order of the overview."""
 
 
 def meant_by(word: str) -> list[str]:

@@ -116,6 +116,13 @@ CHANGES: tuple[LibraryChange, ...] = (
         "huggingface/transformers#44431",
     ),
     LibraryChange(
+        "dinov2", "transformers 5", "DINOv2's attention.attention.query became attention.q_proj, and "
+        "attention.output.dense attention.o_proj",
+        _VIT_ATTENTION, _VIT_ATTENTION_BACK,
+        "huggingface/transformers, conversion_mapping.py Dinov2Model",
+        r"[.]layer[.]\d+[.]attention[.]attention[.]query[.]",
+    ),
+    LibraryChange(
         "vit", "transformers 5", "ViT's encoder.layer.N.attention.attention.query became layers.N.attention.q_proj, "
         "and intermediate.dense mlp.fc1",
         ((r"(^|[.])encoder[.]layer[.](\d+)[.]", r"\1layers.\2."), *_VIT_ATTENTION,
@@ -123,13 +130,6 @@ CHANGES: tuple[LibraryChange, ...] = (
         ((r"([.]\d+)[.]mlp[.]fc2[.]", r"\1.output.dense."), ("[.]mlp[.]fc1[.]", ".intermediate.dense."),
          *_VIT_ATTENTION_BACK, (r"(^|[.])layers[.](\d+)[.]", r"\1encoder.layer.\2.")),
         "huggingface/transformers, conversion_mapping.py ViTModel",
-        r"[.]layer[.]\d+[.]attention[.]attention[.]query[.]",
-    ),
-    LibraryChange(
-        "dinov2", "transformers 5", "DINOv2's attention.attention.query became attention.q_proj, and "
-        "attention.output.dense attention.o_proj",
-        _VIT_ATTENTION, _VIT_ATTENTION_BACK,
-        "huggingface/transformers, conversion_mapping.py Dinov2Model",
         r"[.]layer[.]\d+[.]attention[.]attention[.]query[.]",
     ),
     LibraryChange(

@@ -25,6 +25,10 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         "a program is compared with a model once its weights are extracted",
     ),
     (
+        "shared 01_peft_default", "doctor finds .*adapter-names",
+        "the message is of load_state_dict, which wants .default; PeftModel.from_pretrained does not read such keys",
+    ),
+    (
         "attacks/hand/meta-dtype.pth", "doctor finds .*bad-call",
         "as for wrapper.pth",
     ),

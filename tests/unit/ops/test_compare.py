@@ -59,6 +59,8 @@ def test_changes_of_libraries_have_a_source_and_go_both_ways(change: library_nam
         "peft-adapter-name": "base_model.model.q.lora_A.weight", "diffusers-attention": "mid.attentions.0.query.weight",
         "weight-norm": "conv.weight_g", "layer-norm": "bert.LayerNorm.gamma",
         "meta-llama": "layers.0.attention.wq.weight", "torchtune": "model.layers.0.self_attn.q_proj.weight",
+        "vit": "vit.encoder.layer.0.attention.attention.query.weight",
+        "dinov2": "dinov2.encoder.layer.0.attention.attention.query.weight",
         "openmmlab-swin": "b.layers.0.blocks.1.attn.qkv.weight",
         "torchtune-adapter": "base_model.model.model.layers.0.self_attn.o_proj.lora_B.weight",
     }  # fmt: skip

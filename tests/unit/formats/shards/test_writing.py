@@ -163,7 +163,7 @@ def test_kinds_that_are_only_read_are_no_targets(tmp_path: Path, to: Any) -> Non
     torch.save(state(2), tmp_path / "in.pth")
     with pytest.raises(ckptfix.CkptfixError, match=f"ckptfix reads the format {to}, but does not write it") as caught:
         ckptfix.convert(tmp_path / "in.pth", tmp_path / "out", to=to)
-    assert caught.value.hint == "formats are zip, legacy, safetensors, dcp, megatron, consolidated, hf"
+    assert caught.value.hint == "formats are zip, legacy, safetensors, dcp, megatron, meta, hf"
 
 
 def test_the_command(tmp_path: Path) -> None:
