@@ -130,6 +130,30 @@ def sharded(path: Path, rank: int = 0, *, elsewhere: bool = False) -> dict[str, 
     return local
 
 
+def flat(path: Path, rank: int = 0, key: str = "_flat_param", *, original: bool = False) -> None:
+    """A state dict of two FSDP1 units as LOCAL_STATE_DICT saves it (torch/distributed/fsdp/_state_dict_utils.py).
+
+    Each unit is a ShardedTensor in one row. With `original`, as of use_orig_params, this rank's part of the row is there
+    under the names of the parameters too, as views of its memory.
+    """
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharded_tensor.shard import Shard
+
+    state: dict[str, Any] = {}
+    with group(rank):
+        for unit, size in (("", 10), ("blocks.0.", 6)):
+            rows = [ShardMetadata([size * one], [size], f"rank:{one}/cpu") for one in range(WORLD)]
+            about = ShardedTensorMetadata(rows, torch.Size([size * WORLD]), TensorProperties(torch.float32))
+            local = torch.arange(float(size)) + rank
+            shards = [Shard(local, rows[rank])]
+            state[f"{unit}{key}"] = ShardedTensor._init_from_local_shards_and_global_metadata(shards, about)
+            if original:
+                state |= {f"{unit}fc.weight": local[: size - 2], f"{unit}fc.bias": local[size - 2 :]}
+        torch.save(OrderedDict(state), path)
+
+
 def zero3(path: Path) -> dict[str, torch.Tensor]:
     """The model states of a rank: shapes in ``param_shapes``, and empty tensors in ``module``."""
     shapes = OrderedDict({"fc.weight": torch.Size([4, 3]), "fc.bias": torch.Size([4])})

@@ -9,6 +9,7 @@
     model-parallel states     slices of the parameters, or some layers: the sizes in Megatron's args, in the
                               hyper_parameters of NeMo, in mp_world_size; or other ranks' folders beside its own;
                               consolidated.NN.pth of Meta, -model_part-N.pt of fairseq
+    metadata.pkl              a safetensors file of torch_checkpointing: the metadata lists it as the file of a rank
     DCP_SHARDING_INFO         a safetensors file of HuggingFaceStorageWriter: the offsets of each slice in its tensor
 
 A replicated DTensor and a ShardedTensor of one shard are complete. Edits of keys and devices do not concern this
@@ -41,6 +42,7 @@ from ckptfix.formats.torch.common import PickledObject, maybe_pickled_object
 from ckptfix.formats.torch.state import SHARDED
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.tree import sizes_of
+from ckptfix.io.source import is_local
 from ckptfix.ops import choose
 from ckptfix.urls import as_path
 from ckptfix.words import some
@@ -51,11 +53,19 @@ GATHER = (
     "`ckptfix convert FOLDER OUT`"
 )
 
+FLAT_KIND = "flat parameters"
+
 FLAT = (
     "load each file into the same FSDP model on as many ranks, as a LOCAL_STATE_DICT, and save its "
     "FULL_STATE_DICT: the lines are in `ckptfix help recipes`, under flat parameters"
 )
 """Advice that joins flat parameters: only torch can cut them into those of a model."""
+
+FAIRSCALE = (
+    "fairscale joins them: FullyShardedDataParallel.consolidate_shard_weights, with the state dicts of all ranks and "
+    "their shard_metadata (local_metadata_dict() of the wrapped model)"
+)
+"""The same for fairscale, whose names count from ``flat_param_0``."""
 
 _RANK_IN_NAME = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+|rank[_-]?(\d+)|^shard-(\d+)-")
 
@@ -159,7 +169,7 @@ def piece_of(checkpoint: Checkpoint, at: str | None = None) -> RankShard | None:
     """
     parts = maybe_pickled_object(checkpoint)
     if parts is None:
-        return _of_metadata(checkpoint)
+        return _of_metadata(checkpoint) or _of_item(checkpoint)
     return (
         _of_deepspeed(checkpoint, parts, at)
         or _of_model_parallel(checkpoint, parts)
@@ -184,6 +194,21 @@ def _of_metadata(checkpoint: Checkpoint) -> RankShard | None:
     shard = re.match(r"shard-(\d+)-", as_path(checkpoint.path).name)
     rank = int(shard[1]) - 1 if shard else None
     return RankShard("safetensors shard", rank, None, missing, name, _joining(checkpoint.path))
+
+
+def _of_item(checkpoint: Checkpoint) -> RankShard | None:
+    """Return the part in a safetensors file of torch_checkpointing, which only the metadata beside it states."""
+    if format_of(checkpoint).folder or not is_local(checkpoint.path) or not checkpoint.entries:
+        return None
+    from ckptfix.formats.foreign.rank_items import consolidates, item_of
+
+    found = item_of(checkpoint.path)
+    if found is None:
+        return None
+    folder, item, rank = found
+    missing = f"metadata.pkl lists it as the file of a rank, with slices of the tensors of {item.name}"
+    where = checkpoint.entries[0].name
+    return RankShard("safetensors shard", rank, len(item.files), missing, where, consolidates(folder, item))
 
 
 def _joining(path: str) -> str:
@@ -432,7 +457,7 @@ def _of_tensors(checkpoint: Checkpoint, parts: PickledObject, at: str | None) ->
     joined = format_of(checkpoint).joins_ranks
     rank = _rank_in_name(checkpoint.path) if first.rank is None and not joined else first.rank
     missing = first.missing + _more(count - 1)
-    words, is_command = (FLAT, False) if first.kind == "flat parameters" else _joined(checkpoint.path)
+    words, is_command = (first.way_out, False) if first.kind == FLAT_KIND else _joined(checkpoint.path)
     return RankShard(first.kind, rank, first.world, missing, first.where, words, is_command, joined)
 
 
@@ -440,7 +465,13 @@ def _joined(path: str) -> tuple[str, bool]:
     """Return (the advice that joins a rank's file with those of the others, whether it is a command)."""
     from ckptfix.formats.ranks.names import beside
 
+    from ckptfix.formats.foreign.rank_items import item_of
+
     files = beside(path)
+    listed_with = item_of(path) if is_local(path) and len(files) == 1 else None
+    if listed_with is not None:
+        folder, item, _ = listed_with
+        files = [str(as_path(folder, name)) for name in item.files.values()]
     if len(files) > 1:
         return command("convert", *files, output="OUT.pth"), True
     return f"`ckptfix convert RANK0.pt RANK1.pt ... -o OUT.pth` joins the files of all ranks; or {GATHER}", False
@@ -454,7 +485,7 @@ def _piece(entry: TensorEntry, item: Item) -> RankShard | None:
         return _dtensor(entry, state)
     if is_flat(entry.key):
         missing = f"{entry.key} holds the parameters of an FSDP unit in one row; no file has their names and shapes"
-        return RankShard("flat parameters", None, None, missing, entry.name, FLAT)
+        return RankShard(FLAT_KIND, None, None, missing, entry.name, _flat_way(entry.key))
     return None
 
 
@@ -494,8 +525,13 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Item]) -> RankShard | None:
             for part, offset in zip(entry.parts[:3], [*offsets, *[None] * 3], strict=False)
         )
         what = f"a shard of {list(entry.shape)}: {held}"
-    kind = "flat parameters" if is_flat(entry.key) else "ShardedTensor"
-    return RankShard(kind, _number(rank), _number(world), f"{entry.key} is {what}", entry.name, GATHER)
+    kind, way = (FLAT_KIND, _flat_way(entry.key)) if is_flat(entry.key) else ("ShardedTensor", GATHER)
+    return RankShard(kind, _number(rank), _number(world), f"{entry.key} is {what}", entry.name, way)
+
+
+def _flat_way(key: str) -> str:
+    """Return the advice that joins flat parameters with this key."""
+    return FAIRSCALE if re.fullmatch(r"(.*\.)?flat_param_\d+", key) else FLAT
 
 
 def _dtensor(entry: TensorEntry, state: Mapping[str, Item]) -> RankShard | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ckptfix.commands import command, quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.foreign.file import INSTALL, Answer, UnknownFile
+from ckptfix.formats.foreign.rank_items import RANKS_METADATA, consolidates, rank_items
 from ckptfix.formats.members import (
     CHECKPOINTS,
     MEGATRON_FOLDER,
@@ -25,9 +26,6 @@ from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
 
 _MAX_MEMBERS = 1000
 """The number of members of a tar, or entries of a folder, that are looked at."""
-
-RANKS_METADATA = "metadata.pkl"
-"""The file that torch_checkpointing writes beside those of the ranks (distributed_metadata.py, e57668f)."""
 
 _REPACK = "zip it again so that data.pkl is in one folder: zip -0 -r FIXED.pth FOLDER"
 
@@ -219,12 +217,10 @@ def folder(path: str) -> Answer:
     if saves:
         hint = f"name the folder of one of them: {quoted(str(saves[-1]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder: a run of Megatron-LM with {plural(len(saves), 'save')}", hint)
-    ranks = [name for name in sorted(names) if re.fullmatch(r"checkpoint_\d+\.pt", name)]
-    if ranks and RANKS_METADATA in names:
-        own = [as_path(path) / name for name in sorted(ranks, key=lambda name: (len(name), name))]
-        what = f"a folder: a checkpoint of torch_checkpointing, with the files of {plural(len(own), 'rank')}"
-        joins = f"{command('convert', *own)} -o OUT.pth"
-        return Answer("no-checkpoint", what, f"`{joins}` joins the files of ranks, if they hold DTensors")
+    if RANKS_METADATA in names:
+        answer = _of_rank_items(path, names)
+        if answer is not None:
+            return answer
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
     below = [entry.name for entry in inner if any(_is_likely(name) for name in _names(entry))]
     if found:
@@ -233,6 +229,24 @@ def folder(path: str) -> Answer:
         hint = f"name one of its folders: {quoted(str(as_path(path) / below[0]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder of folders: {_listed(below)}", hint)
     return Answer("no-checkpoint", "a folder without checkpoints" if names else "an empty folder")
+
+
+def _of_rank_items(path: str, names: Collection[str]) -> Answer | None:
+    """Identify a checkpoint of torch_checkpointing: by its metadata or, if that cannot be read, by its usual names."""
+    items = rank_items(path)
+    if items:
+        item = items[0]
+        files, form = list(item.files.values()), item.format
+    else:
+        usual = [name for name in names if re.fullmatch(r"checkpoint_\d+\.pt", name)]
+        files, form = sorted(usual, key=lambda name: (len(name), name)), "torch"
+    if not files:
+        return None
+    what = f"a folder: a checkpoint of torch_checkpointing, with the files of {plural(len(files), 'rank')}"
+    if form == "torch":
+        joins = command("convert", *(as_path(path) / name for name in files), output="OUT.pth")
+        return Answer("no-checkpoint", what, f"`{joins}` joins the files of ranks, if they hold DTensors")
+    return Answer("no-checkpoint", f"{what}, each with slices in safetensors", consolidates(path, items[0]))
 
 
 def _is_map(file: Path) -> bool:

@@ -5,6 +5,8 @@ Every file is asked for them, so that this needs less than reading the part does
 
 from __future__ import annotations
 
+import re
+
 from ckptfix.checkpoint.tree import Item
 from ckptfix.formats.torch.state import state_rows
 from ckptfix.formats.torch.tensors import is_wrapper
@@ -35,6 +37,13 @@ def is_dtensor(name: str) -> bool:
     return name.rpartition(".")[2] == "DTensor"
 
 
+_FLAT = re.compile(r"_flat_param\w*|flat_param(_\d+)?", re.ASCII)
+
+
 def is_flat(key: str) -> bool:
-    """Return whether `key` is the name of the flattened parameters of an FSDP unit."""
-    return key.rpartition(".")[2].startswith("_flat_param")
+    """Return whether `key` is the name of the flattened parameters of an FSDP unit.
+
+    torch 2 calls them ``_flat_param``, torch 1.12 and 1.13 ``flat_param``, and fairscale ``flat_param_0``
+    (torch/distributed/fsdp, fairscale/nn/misc/flatten_params_wrapper.py).
+    """
+    return _FLAT.fullmatch(key.rpartition(".")[2]) is not None

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import pickle
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -28,7 +29,7 @@ import ckptfix
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
 from ckptfix.cli import commands
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WouldLoseData
-from ckptfix.formats.foreign.archives import RANKS_METADATA
+from ckptfix.formats.foreign.rank_items import RANKS_METADATA, rank_items
 from ckptfix.formats.parallel import cuts
 from ckptfix.formats.parallel.cuts import RankCut
 from ckptfix.formats.parallel.parameters import shown
@@ -390,8 +391,77 @@ def test_files_of_torch_checkpointing_are_named_with_the_command_that_joins_them
     for rank in range(2):
         dtensors(tmp_path / "t" / f"checkpoint_{rank}.pt", rank)
     (tmp_path / "t" / RANKS_METADATA).write_bytes(b"")
-    refused(tmp_path / "t", "torch_checkpointing", "2 ranks", "checkpoint_0.pt", "checkpoint_1.pt -o OUT.pth")
+    refused(tmp_path / "t", "torch_checkpointing", "2 ranks", "checkpoint_0.pt", "checkpoint_1.pt --output OUT.pth")
     assert any("torch_checkpointing" in row.message for row in doctor(tmp_path / "t").findings)
+
+
+def layout(name: str, form: str) -> dict[str, Any]:
+    return {"file_path": name, "serialization_format": {"type": f"{form}Serialization"}}
+
+
+def ranks_metadata(folder: Path, item: str, layouts: dict[int, Any], version: str = "2.0") -> None:
+    """As torch_checkpointing 0.1.1 writes it (distributed_metadata.py, DistributedMetadata.to_dict)."""
+    made: dict[str, Any] = {"world_size": len(layouts), "version": version}
+    if version == "2.0":
+        made["metadata"] = {item: {"nested_path_to_metadata": {}, "rank_to_layout_info": layouts}}
+    else:
+        made |= {"metadata": {}, "rank_to_layout_info_mappings": {rank: {item: row} for rank, row in layouts.items()}}
+    (folder / RANKS_METADATA).write_bytes(pickle.dumps(made))
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("name", ["", "weights/part-{}.bin", "rank_{}/model.pt"])
+def test_files_of_torch_checkpointing_are_named_as_its_metadata_lists_them(
+    name: str, version: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "t"
+    files = [folder / (name.format(rank) or f"model_{rank}.pt") for rank in range(2)]
+    for rank, file in enumerate(files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        dtensors(file, rank)
+    rows = {rank: layout(file.relative_to(folder).as_posix(), "Torch") if name else None
+            for rank, file in enumerate(files)}  # fmt: skip
+    ranks_metadata(folder, "model", rows, version)
+    words = f"ckptfix convert {files[0]} {files[1]} --output OUT.pth"
+    refused(folder, "torch_checkpointing", "2 ranks", words)
+    refused(files[1], words, kind=WouldLoseData)
+    ckptfix.convert(files, tmp_path / "out.pth")
+    assert torch.load(tmp_path / "out.pth")["fc.weight"].shape == (4, 3)
+
+
+@pytest.mark.parametrize("name", ["model_{}.safetensors", "rank_{}/weights.safetensors"])
+def test_safetensors_of_torch_checkpointing_are_slices(name: str, tmp_path: Path) -> None:
+    """Nothing in such a file says that its tensors are slices: the metadata of the folder does."""
+    folder = tmp_path / "t"
+    files = [folder / name.format(rank) for rank in range(2)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"fc.weight": torch.ones(2, 3)}, file)
+    (tmp_path / "alone.safetensors").write_bytes(files[0].read_bytes())
+    ranks_metadata(folder, "net", {rank: layout(name.format(rank), "Safetensors") for rank in range(2)})
+    way = "consolidate_hf_safetensors_checkpoint", "item_key='net'"
+    refused(folder, "torch_checkpointing", "2 ranks", *way)
+    refused(files[1], "rank 1 of 2", *way, kind=WouldLoseData)
+    with pytest.raises(WouldLoseData, match="rank 0 of 2"):
+        ckptfix.load_into(torch.nn.Linear(3, 2), files[0])
+    assert [row.id for row in doctor(files[0]).findings if row.severity == "error"] == ["one-rank"]
+    ckptfix.convert(tmp_path / "alone.safetensors", tmp_path / "out.pth")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        pickle.dumps({"metadata": {"model": {"rank_to_layout_info": {0: layout("/etc/a", "Torch"), 1: None}}}}),
+        pickle.dumps({"metadata": {"model": {"rank_to_layout_info": {0: layout("../a", "Torch"), 1: None}}}}),
+        pickle.dumps({"metadata": {"step": {"rank_to_layout_info": {0: layout("a", "Json"), 1: layout("b", "Json")}}}}),
+        pickle.dumps([1, {"metadata": 5}]),
+        b"cos\nsystem\n(S'echo'\ntR.",
+    ],
+)
+def test_other_metadata_lists_no_files(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / RANKS_METADATA).write_bytes(content)
+    assert rank_items(str(tmp_path)) == []
 
 
 class Runs:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from compare import assert_same_state
-from rank_files import Placed, distributed, group, sharded
+from rank_files import Placed, distributed, flat, group, sharded
 
 import ckptfix
 from ckptfix.cli import commands
@@ -218,13 +218,49 @@ def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         ckptfix.convert([tmp_path / "plain.pt", tmp_path / "plain.pt"], tmp_path / "out.pth")
 
 
-def test_flat_parameters_are_refused_with_why(tmp_path: Path) -> None:
+FLAT_KEYS = ("_flat_param", "_fsdp_wrapped_module.flat_param", "flat_param_0")
+
+
+@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize("key", FLAT_KEYS)
+def test_flat_parameters_are_refused_with_the_way_out(key: str, original: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
     for rank in range(2):
-        torch.save({"_flat_param": torch.ones(5), "block._flat_param": torch.ones(3)}, tmp_path / f"rank{rank}.pt")
-    for out in ("out.pth", "out.safetensors"):
-        with pytest.raises(WouldLoseData, match="in one row"):
-            ckptfix.convert(tmp_path, tmp_path / out)
-    assert "flat-parameters" in {row.id for row in doctor(tmp_path).findings}
+        flat(folder / f"local_rank{rank}.pt", rank, key, original=original)
+    _refused_as_flat(folder, key, tmp_path)
+
+
+@pytest.mark.parametrize("key", FLAT_KEYS)
+def test_flat_parameters_that_are_plain_tensors_are_refused_too(key: str, tmp_path: Path) -> None:
+    """As fairscale saves them: torch.save of a rank's part, with no description of the whole."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for rank in range(2):
+        torch.save({key: torch.ones(5), f"block.{key}": torch.ones(3)}, folder / f"local_rank{rank}.pt")
+    _refused_as_flat(folder, key, tmp_path)
+
+
+def _refused_as_flat(folder: Path, key: str, tmp_path: Path) -> None:
+    one = folder / "local_rank0.pt"
+    way = "consolidate_shard_weights" if key == "flat_param_0" else "FULL_STATE_DICT"
+    for source, words in ((folder, "in one row"), (one, "flat parameters")):
+        for act in (
+            lambda source=source: ckptfix.convert(source, tmp_path / "out.pth"),
+            lambda source=source: ckptfix.convert(source, tmp_path / "out.safetensors"),
+            lambda source=source: ckptfix.load_into(torch.nn.Linear(2, 2), source),
+            lambda source=source: ckptfix.load_state_dict(source),
+        ):
+            with pytest.raises(WouldLoseData, match=words) as caught:
+                act()
+            assert way in (caught.value.hint or "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+    assert "flat-parameters" in {row.id for row in doctor(folder).findings}
+    found = {row.id: row for row in doctor(one).findings}
+    assert way in str(found["one-rank"].fix) and "bad-call" not in found
+    for command in ("ls", "inspect"):
+        done = CliRunner().invoke(commands, [command, str(folder)])
+        assert "flat-parameters" in done.output or "no file has their names" in done.output
 
 
 def test_terms_of_a_sum_are_refused(tmp_path: Path) -> None:
