@@ -133,8 +133,8 @@ def sharded(path: Path, rank: int = 0, *, elsewhere: bool = False) -> dict[str, 
 def flat(path: Path, rank: int = 0, key: str = "_flat_param", *, original: bool = False) -> None:
     """A state dict of two FSDP1 units as LOCAL_STATE_DICT saves it (torch/distributed/fsdp/_state_dict_utils.py).
 
-    Each unit is a ShardedTensor in one row. With `original`, as of use_orig_params, this rank's part of the row is there
-    under the names of the parameters too, as views of its memory.
+    Each unit is a ShardedTensor in one row. With `original`, as of use_orig_params, this rank's part of the row is
+    there under the names of the parameters too, as views of its memory.
     """
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor

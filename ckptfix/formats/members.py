@@ -24,6 +24,9 @@ MEGATRON_FOLDER = re.compile(r"mp_rank_(\d{2,5})(?:_(\d{3,5}))?(?:_(\d{3,5}))?")
 STEP_FOLDER = re.compile(r"iter_\d{7,}|release")
 """Names of the folders of a rank and of a save of Megatron-LM (get_checkpoint_name)."""
 
+RANKS_METADATA = "metadata.pkl"
+"""The file in which torch_checkpointing lists the files of the ranks (distributed_metadata.py, e57668f)."""
+
 NEMO_FOLDER = re.compile(r"(?:mp|tp)_rank_\d{2,5}(?:_pp_rank_\d{3,5})?")
 NEMO_FILE = "model_weights.ckpt"
 NEMO_JOINS = (

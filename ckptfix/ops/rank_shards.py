@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.checkpoint.tree import Item, ListValue, ObjectValue, fields, listed, pairs_of
@@ -34,7 +35,7 @@ from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
-from ckptfix.formats.members import NEMO_FILE, NEMO_JOINS
+from ckptfix.formats.members import NEMO_FILE, NEMO_JOINS, RANKS_METADATA
 from ckptfix.formats.ranks.wrapped import is_dtensor, is_flat, wrapped_of
 from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
@@ -46,6 +47,9 @@ from ckptfix.io.source import is_local
 from ckptfix.ops import choose
 from ckptfix.urls import as_path
 from ckptfix.words import some
+
+if TYPE_CHECKING:
+    from ckptfix.formats.foreign.rank_items import RankItem
 
 GATHER = (
     "gather it on all ranks before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
@@ -198,17 +202,25 @@ def _of_metadata(checkpoint: Checkpoint) -> RankShard | None:
 
 def _of_item(checkpoint: Checkpoint) -> RankShard | None:
     """Return the part in a safetensors file of torch_checkpointing, which only the metadata beside it states."""
-    if format_of(checkpoint).folder or not is_local(checkpoint.path) or not checkpoint.entries:
+    listed_as = None if format_of(checkpoint).folder or not checkpoint.entries else _item_of(checkpoint.path)
+    if listed_as is None:
         return None
-    from ckptfix.formats.foreign.rank_items import consolidates, item_of
+    from ckptfix.formats.foreign.rank_items import consolidates
 
-    found = item_of(checkpoint.path)
-    if found is None:
-        return None
-    folder, item, rank = found
+    folder, item, rank = listed_as
     missing = f"metadata.pkl lists it as the file of a rank, with slices of the tensors of {item.name}"
     where = checkpoint.entries[0].name
     return RankShard("safetensors shard", rank, len(item.files), missing, where, consolidates(folder, item))
+
+
+def _item_of(path: str) -> tuple[str, RankItem, int] | None:
+    """Return (folder, item, rank) of the file of a rank that a metadata.pkl beside it, or one folder up, lists."""
+    place = as_path(path)
+    if not is_local(path) or not any((above / RANKS_METADATA).is_file() for above in (*place.parents,)[:2]):
+        return None
+    from ckptfix.formats.foreign.rank_items import item_of
+
+    return item_of(path)
 
 
 def _joining(path: str) -> str:
@@ -465,12 +477,10 @@ def _joined(path: str) -> tuple[str, bool]:
     """Return (the advice that joins a rank's file with those of the others, whether it is a command)."""
     from ckptfix.formats.ranks.names import beside
 
-    from ckptfix.formats.foreign.rank_items import item_of
-
     files = beside(path)
-    listed_with = item_of(path) if is_local(path) and len(files) == 1 else None
-    if listed_with is not None:
-        folder, item, _ = listed_with
+    listed_as = _item_of(path) if len(files) == 1 else None
+    if listed_as is not None:
+        folder, item, _ = listed_as
         files = [str(as_path(folder, name)) for name in item.files.values()]
     if len(files) > 1:
         return command("convert", *files, output="OUT.pth"), True

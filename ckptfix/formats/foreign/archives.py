@@ -11,10 +11,10 @@ from pathlib import Path
 from ckptfix.commands import command, quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.foreign.file import INSTALL, Answer, UnknownFile
-from ckptfix.formats.foreign.rank_items import RANKS_METADATA, consolidates, rank_items
 from ckptfix.formats.members import (
     CHECKPOINTS,
     MEGATRON_FOLDER,
+    RANKS_METADATA,
     STEP_FOLDER,
     kind_of,
 )
@@ -233,6 +233,8 @@ def folder(path: str) -> Answer:
 
 def _of_rank_items(path: str, names: Collection[str]) -> Answer | None:
     """Identify a checkpoint of torch_checkpointing: by its metadata or, if that cannot be read, by its usual names."""
+    from ckptfix.formats.foreign.rank_items import consolidates, rank_items
+
     items = rank_items(path)
     if items:
         item = items[0]

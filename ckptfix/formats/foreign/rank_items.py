@@ -2,7 +2,7 @@
 
 ::
 
-    metadata.pkl      {"metadata": {ITEM: {"nested_path_to_metadata": {PATH: ...}, "rank_to_layout_info": {RANK: LAYOUT}}},
+    metadata.pkl      {"metadata": {ITEM: {"nested_path_to_metadata": {...}, "rank_to_layout_info": {RANK: LAYOUT}}},
                        "world_size": 2, "version": "2.0"}
     LAYOUT            None, or {"file_path": "model_0.safetensors", "serialization_format": {"type": ...}}
     ITEM_RANK.pt      the file of a rank where its layout is None
@@ -20,12 +20,11 @@ from pathlib import PurePosixPath
 
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, printable
+from ckptfix.formats.members import RANKS_METADATA
 from ckptfix.io.source import is_file, open_source
 from ckptfix.pickles import parse
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.urls import as_path
-
-RANKS_METADATA = "metadata.pkl"
 
 TENSORS = {"TorchSerialization": "torch", "SafetensorsSerialization": "safetensors"}
 """The serializations of items that hold tensors."""

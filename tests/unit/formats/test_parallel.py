@@ -29,7 +29,8 @@ import ckptfix
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
 from ckptfix.cli import commands
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WouldLoseData
-from ckptfix.formats.foreign.rank_items import RANKS_METADATA, rank_items
+from ckptfix.formats.foreign.rank_items import rank_items
+from ckptfix.formats.members import RANKS_METADATA
 from ckptfix.formats.parallel import cuts
 from ckptfix.formats.parallel.cuts import RankCut
 from ckptfix.formats.parallel.parameters import shown
