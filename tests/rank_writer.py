@@ -50,6 +50,16 @@ def stacked(count: int) -> Cut:
     return cut
 
 
+def sections(*sizes: int) -> Cut:
+    """The cut of a matrix that stacks matrices of these sizes (core/ssm: in_proj_split_sections, partition_sizes)."""
+
+    def cut(whole: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+        each = [part.chunk(ranks, 0) for part in whole.split(list(sizes), 0)]
+        return [torch.cat([part[rank] for part in each]) for rank in range(ranks)]
+
+    return cut
+
+
 @dataclass
 class Model:
     """A whole model: its tensors, each with its cut, and its arguments."""
@@ -199,6 +209,85 @@ def legacy_gpt(version: float, layers: int = 2) -> Model:
         model.add(f"{at}mlp.dense_h_to_4h.weight", column, 64, 16)
         model.add(f"{at}mlp.dense_4h_to_h.weight", row, 16, 64)
     model.add("language_model.encoder.final_layernorm.weight", copied, 16)
+    return model
+
+
+def mixers(kind: str, layers: int = 2, *, state: int = 8, heads: int = 4, copies: int = 3) -> Model:
+    """Linear attention (core/ssm): ``mamba``, ``gdn``, ``gdn2`` or ``gdp``, whose in_proj stacks several matrices."""
+    inner = 2 * heads
+    model = Model(_args(layers, gdp_num_householder=copies))
+    tied = {
+        "mamba": ((inner, inner, state, state, heads), (inner, state, state), heads),
+        "gdn": ((state, state, inner, inner, heads, heads), (state, state, inner), heads),
+        "gdn2": ((state, state, inner, inner, state, state, inner), (state, state, inner), state),
+        "gdp": ((inner,) * (copies + 1) + (state,) * (copies + 1) + (heads,) * (copies + 1),
+                (inner,) * copies + (state,) * (copies + 1), heads),
+    }  # fmt: skip
+    project, conv, steps = tied[kind]
+    model.add("embedding.word_embeddings.weight", column, 32, 16)
+    for n in range(layers):
+        at = f"decoder.layers.{n}." + ("self_attention." if kind.startswith("gdn") else "mixer.")
+        model.add(f"{at}dt_bias", column, steps)
+        model.add(f"{at}A_log", column, heads)
+        model.add(f"{at}in_proj.layer_norm_weight", copied, 16)
+        model.add(f"{at}in_proj.weight", sections(*project), sum(project), 16)
+        model.add(f"{at}conv1d.weight", sections(*conv), sum(conv), 1, 4)
+        if kind == "mamba":
+            model.add(f"{at}D", column, heads)
+        else:
+            model.add(f"{at}conv1d.bias", sections(*conv), sum(conv))
+        if kind.startswith("gdn"):
+            model.add(f"{at}out_norm.weight", copied, 2)
+        else:
+            model.add(f"{at}norm.weight", column, inner)
+        model.add(f"{at}out_proj.weight", row, 16, inner)
+    model.add("output_layer.weight", column, 32, 16)
+    return model
+
+
+def latents(*, fused: bool, cut: bool, layers: int = 2) -> Model:
+    """Multi-latent attention (core/transformer/multi_latent_attention.py) with an indexer (DSAIndexer).
+
+    The down projections are cut if they are a ColumnParallelLinear, and each rank has a TELinear.
+    """
+    model = Model(_args(layers, q_lora_rank=8, kv_lora_rank=12, qk_pos_emb_head_dim=4))
+    model.add("embedding.word_embeddings.weight", column, 32, 16)
+    for n in range(layers):
+        at = f"decoder.layers.{n}.self_attention."
+        if fused:
+            model.add(f"{at}linear_qkv_down_proj.weight", sections(8, 16) if cut else copied, 24, 16)
+        else:
+            model.add(f"{at}linear_q_down_proj.weight", column if cut else copied, 8, 16)
+            model.add(f"{at}linear_kv_down_proj.weight", column if cut else copied, 16, 16)
+        model.add(f"{at}linear_q_up_proj.layer_norm_weight", copied, 8)
+        model.add(f"{at}linear_q_up_proj.weight", column, 32, 8)
+        model.add(f"{at}linear_kv_up_proj.weight", column, 40, 12)
+        model.add(f"{at}core_attention.indexer.linear_wq_b.weight", copied, 16, 8)
+        model.add(f"{at}core_attention.indexer.k_norm.weight", copied, 8)
+        model.add(f"{at}linear_proj.weight", row, 16, 16)
+    model.add("output_layer.weight", column, 32, 16)
+    return model
+
+
+def llava(layers: int = 2) -> Model:
+    """A vision tower of another width, without a gate, before a language model with one (core/models/multimodal)."""
+    model = Model({**qwen(layers).args})
+    for name, shape in (("class_token", (1, 1, 8)), ("conv1.weight", (8, 3, 2, 2)), ("ln_pre.weight", (8,)),
+                        ("position_embeddings.weight", (5, 8)), ("merger.linear_fc1.weight", (8, 32))):  # fmt: skip
+        model.add(f"vision_model.{name}", copied, *shape)
+    model.add("vision_model.embedder.weight", column, 8, 12)
+    for n in range(layers):
+        at = f"vision_model.decoder.layers.{n}."
+        model.add(f"{at}self_attention.linear_qkv.weight", column, 24, 8)
+        model.add(f"{at}self_attention.linear_proj.weight", row, 8, 8)
+        model.add(f"{at}mlp.linear_fc1.weight", column, 32, 8)
+        model.add(f"{at}mlp.linear_fc2.weight", row, 8, 32)
+    model.add("vision_projection.encoder.linear_fc1.weight", column, 32, 8)
+    model.add("vision_projection.encoder.linear_fc2.weight", row, 16, 32)
+    own = qwen(layers)
+    for name, whole in own.tensors.items():
+        model.tensors[f"language_model.{name}"] = whole
+        model.cuts[f"language_model.{name}"] = own.cuts[name]
     return model
 
 

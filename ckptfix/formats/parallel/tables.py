@@ -132,16 +132,49 @@ def _of_size(*settings: str) -> Decide:
     return decide
 
 
-def _mamba(context: CutContext, name: str) -> RankCut | None:
-    """Return the cut of the matrices that a Mamba mixer stacks: z, x, B, C, dt (megatron/core/ssm/mamba_mixer.py)."""
-    mixer = re.sub(r"\b(in_proj\.weight|conv1d[._](weight|bias))$", "", name)
-    out, heads = context.shapes.get(f"{mixer}out_proj.weight"), context.shapes.get(f"{mixer}A_log")
-    if out is None or heads is None or len(out) != 2:
+def _fused_latents(context: CutContext, name: str) -> RankCut | None:
+    """Return the cut of the down projections of queries, keys and values in one matrix (FusedMLASelfAttention)."""
+    sizes = [context.number(one) for one in ("q_lora_rank", "kv_lora_rank", "qk_pos_emb_head_dim")]
+    queries, *others = (size or 0 for size in sizes)
+    rows, whole = context.shapes[name][0], queries + sum(others)
+    if None in sizes or rows not in (whole, whole // context.ranks):
         return None
-    rows, inner = context.shapes[name][0], out[1]
-    front, back = ((inner, inner), (heads[0],)) if "in_proj" in name else ((inner,), ())
-    state, odd = divmod(rows - sum(front) - sum(back), 2)
-    return RankCut(0, (*front, state, state, *back)) if state > 0 and not odd else None
+    return COPY if rows == whole and context.ranks > 1 else RankCut(0, (queries, sum(others)))
+
+
+_MIXED = re.compile(r"(in_proj\.(weight|bias)|conv1d[._](weight|bias))$")
+
+
+def _mixer(context: CutContext, name: str) -> RankCut | None:
+    """Return the cut of the matrices that a mixer of a linear attention stacks in one.
+
+    megatron/core/ssm: mamba_mixer.py, gated_delta_net/gdn.py and gdn2.py, gated_delta_product.py. Only Mamba has a
+    skip ``D``, and only a GatedDeltaNet has an ``out_norm``.
+    """
+    at = _MIXED.sub("", name)
+    project, out, log, steps = (
+        context.shapes.get(f"{at}{one}", ()) for one in ("in_proj.weight", "out_proj.weight", "A_log", "dt_bias")
+    )
+    if not (project and len(out) == 2 and log and steps):
+        return None
+    rows, inner, heads = project[0], out[1], log[0]
+    if f"{at}D" in context.shapes:  # z, x, B, C, dt
+        state = (rows - 2 * inner - heads) // 2
+        made, mixed = (inner, inner, state, state, heads), (inner, state, state)
+    elif f"{at}out_norm.weight" in context.shapes:
+        is_second = steps[0] != heads  # a step for each channel of the keys, and not for each head
+        keys = steps[0] if is_second else (rows - 2 * inner - 2 * heads) // 2
+        made = (keys, keys, inner, inner, *((keys, keys, inner) if is_second else (heads, heads)))
+        mixed = (keys, keys, inner)  # queries, keys, values; then z, and beta and alpha, or f, b and w
+    else:
+        count = context.number("gdp_num_householder")
+        if count is None:
+            return None
+        keys = (rows - (count + 1) * (inner + heads)) // (count + 1)
+        mixed = (*(inner,) * count, *(keys,) * (count + 1))  # V, K, Q; z before them, and b and a behind them
+        made = (inner, *mixed, *(heads,) * (count + 1))
+    cut = made if "in_proj" in name else mixed
+    return RankCut(0, cut) if min(made) > 0 and sum(made) == rows and sum(cut) == context.shapes[name][0] else None
 
 
 PACKED_HINT = "save with --ckpt-format torch_dist, and convert its folder"
@@ -174,9 +207,17 @@ MEGATRON: tuple[CutRow, ...] = (
     _row(r"_extra_state", COPY, "Transformer Engine"),
     _row(r"experts\.weight1", _grouped, "GroupedMLP", hidden=0),
     _row(r"experts\.weight2", _grouped, "GroupedMLP", hidden=1),
-    _row(r"mixer\.(in_proj\.weight|conv1d[._](weight|bias))", _mamba, "MambaMixer"),
-    _row(r"mixer\.(A_log|dt_bias|D|norm\.weight)", ROWS, "MambaMixer"),
-    _row(r"mixer\.out_proj\.weight", COLUMNS, _INPUT, hidden=0),
+    _row(r"(mixer|self_attention)\.(in_proj\.(weight|bias)|conv1d[._](weight|bias))", _mixer,
+         "MambaMixer, GatedDeltaNet, GatedDeltaProduct"),
+    _row(r"(mixer|self_attention)\.(A_log|dt_bias|D)|mixer\.norm\.weight", ROWS,
+         "MambaMixer, GatedDeltaNet, GatedDeltaProduct"),
+    _row(r"(mixer|self_attention)\.out_proj\.weight", COLUMNS, _INPUT, hidden=0),
+    _row(r"(mixer|self_attention)\.out_proj\.bias", COPY, _INPUT),
+    _row(r"merger\.\w+\.(weight|bias)", COPY, "PixtralLargePatchMerger, QwenPatchMerger: Linear of torch"),
+    _row(r"(conv1|patch_embed\.proj)\.(weight|bias)|class_token|mask_token|position_embeddings|pos_embed\.weight"
+         r"|ln_(pre|post)\.(weight|bias)", COPY, "CLIPViTModel, RADIOViTModel, ViTModel"),
+    _row(r"(video_)?embedder\.(weight|bias)", ROWS, "RADIOViTModel: ColumnParallelLinear"),
+    _row(r"vision_projection\.encoder\.(weight|bias)", ROWS, "MultimodalProjector: ColumnParallelLinear"),
     _row(r"(word_embeddings|word_embeddings_for_head|output_layer)\.weight|word_embeddings_for_head\.weight", ROWS,
          _VOCABULARY, hidden=1, vocabulary=True),
     _row(r"output_layer\.bias|lm_head\.bias", ROWS, _VOCABULARY, vocabulary=True),
@@ -190,6 +231,9 @@ MEGATRON: tuple[CutRow, ...] = (
     _row(r"linear_q_down_proj\.weight", _of_size("q_lora_rank"), "TELinear or ColumnParallelLinear"),
     _row(r"linear_kv_down_proj\.weight", _of_size("kv_lora_rank", "qk_pos_emb_head_dim"),
          "TELinear or ColumnParallelLinear"),
+    _row(r"linear_qkv_down_proj\.weight", _fused_latents, "FusedMLASelfAttention"),
+    _row(r"indexer\.(linear_wq_b|linear_wk|linear_weights_proj)\.weight", COPY, "DSAIndexer: duplicated"),
+    _row(r"\w+_hyper_connection\.(mapping_proj\.weight|alpha_(pre|post|res)|bias)", COPY, "HyperConnectionModule"),
     _row(r"core_attention\.softmax_offset", ROWS, "DotProductAttention"),
     _row(r"(linear_proj|(self_|inter_|cross_)?attention\.dense)\.weight", COLUMNS, _INPUT, hidden=0),
     _row(r"(linear_proj|(self_|inter_|cross_)?attention\.dense)\.bias", COPY, _INPUT),
@@ -287,6 +331,10 @@ def hidden_size(context: CutContext) -> int | None:
     return context.number("hidden_size", "dim")
 
 
+_TOWER = re.compile(r"(?:.*\.)?(?:vision_model|vision_projection|modality_submodules)\..+")
+"""Names of what is beside the language model, whose sizes and activation the settings do not state."""
+
+
 def decided(table: tuple[CutRow, ...], name: str, context: CutContext) -> RankCut | None:
     """Return how a tensor is cut; None if neither the user, the table nor the settings say.
 
@@ -294,6 +342,9 @@ def decided(table: tuple[CutRow, ...], name: str, context: CutContext) -> RankCu
         DamagedFile: its shape contradicts the table, or the settings of the model.
         Refused: the table says that nothing is known of such tensors.
     """
+    if _TOWER.fullmatch(name):
+        stated = {key: value for key, value in context.settings.items() if key == "checkpoint_version"}
+        context = replace(context, settings=stated)
     shape = context.shapes[name]
     given = [cut for glob, cut in context.dims.items() if name == glob or fnmatchcase(name, glob)]
     row = row_of(table, name)

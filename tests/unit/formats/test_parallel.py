@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import re
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -72,6 +73,15 @@ CASES: dict[str, Make] = {
     "GPT-2, one file": megatron(writer.gpt2(), Sizes()),
     "before the core": megatron(writer.legacy_gpt(3.0), Sizes(2, 2), nested=True),
     "queries apart": megatron(writer.legacy_gpt(0), Sizes(2), nested=True, version=0),
+    "Mamba": megatron(writer.mixers("mamba"), Sizes(4)),
+    "GatedDeltaNet": megatron(writer.mixers("gdn"), Sizes(2, 2)),
+    "GatedDeltaNet2": megatron(writer.mixers("gdn2"), Sizes(4)),
+    "GatedDeltaProduct": megatron(writer.mixers("gdp"), Sizes(2)),
+    "latents, cut": megatron(writer.latents(fused=False, cut=True), Sizes(2)),
+    "latents, whole": megatron(writer.latents(fused=False, cut=False), Sizes(2)),
+    "latents in one, cut": megatron(writer.latents(fused=True, cut=True), Sizes(4)),
+    "latents in one, whole": megatron(writer.latents(fused=True, cut=False), Sizes(2)),
+    "LLaVA": megatron(writer.llava(), Sizes(2)),
 }
 
 
@@ -117,6 +127,9 @@ SPLITS: dict[str, tuple[Model, Sizes, dict[str, Any]]] = {
     "GroupedMLP": (writer.legacy_grouped(), Sizes(4), {}),
     "GPT-2": (writer.gpt2(), Sizes(4), {}),
     "before the core": (writer.legacy_gpt(0), Sizes(2), {"nested": True, "version": 0}),
+    "Mamba": (writer.mixers("mamba"), Sizes(4), {}),
+    "GatedDeltaNet": (writer.mixers("gdn"), Sizes(4), {}),
+    "GatedDeltaProduct": (writer.mixers("gdp"), Sizes(1), {}),
 }
 
 
@@ -510,6 +523,31 @@ def test_an_unknown_name_needs_a_dimension(tmp_path: Path) -> None:
     refused(tmp_path / "g", "no tensor has that name", dims={**dims, "none": 0}, kind=Refused)
     refused(tmp_path / "g", "names no dimension", dims={"*": "rows"}, kind=Refused)
     refused(tmp_path / "g", "dimension 3", dims={**dims, "*novel*": 3}, kind=DamagedFile)
+
+
+def test_a_mixer_of_unknown_sizes_is_not_cut_as_another_one(tmp_path: Path) -> None:
+    """GatedDeltaProduct has the names of Mamba and other matrices: only its arguments state how many."""
+    model = writer.mixers("gdp")
+    del model.args["gdp_num_householder"]
+    write_megatron(model, tmp_path / "g", Sizes(2))
+    refused(tmp_path / "g", "mixer.in_proj.weight", kind=WouldLoseData)
+
+
+def test_what_a_refusal_proposes_runs_as_printed(tmp_path: Path) -> None:
+    model = writer.llava()
+    whole = {"vision_model.tower.a": (writer.copied, 4, 8), "vision_model.tower.b": (writer.column, 4, 8)}
+    for name, (cut, *shape) in whole.items():
+        model.add(name, cut, *shape)
+    write_megatron(model, tmp_path / "g", Sizes(2))
+    place = str(tmp_path / "out.safetensors")
+    said = CliRunner().invoke(commands, ["convert", str(tmp_path / "g"), place])
+    assert said.exit_code == 2 and "vision_model.tower.b" in said.output
+    words = re.findall(r"--dim '(.+?)=0', or =copy", said.output)
+    assert words == ["vision_model.tower.a"]
+    more = ["--dim", f"{words[0]}=copy", "--dim", "vision_model.tower.b=0"]
+    done = CliRunner().invoke(commands, ["convert", str(tmp_path / "g"), place, *more])
+    assert done.exit_code == 0, done.output
+    same(model.tensors, load_file(place))
 
 
 def test_a_shape_that_contradicts_the_hidden_size_is_refused(tmp_path: Path) -> None:
