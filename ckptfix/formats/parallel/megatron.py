@@ -27,6 +27,7 @@ from ckptfix.errors import DamagedFile, Refused, UnknownFormat, Unsupported
 from ckptfix.findings.table import found
 from ckptfix.formats.base import AS_THE_FILES_SAY, JoinOptions
 from ckptfix.formats.folders.assembly import mapping
+from ckptfix.formats.members import NEMO_JOINS
 from ckptfix.formats.parallel import nemo
 from ckptfix.formats.parallel.cuts import Shape
 from ckptfix.formats.parallel.files import (
@@ -43,6 +44,7 @@ from ckptfix.formats.parallel.tables import MEGATRON, PACKED_HINT
 from ckptfix.formats.torch.state import fields
 from ckptfix.pickles.graph import Node
 from ckptfix.urls import as_path
+from ckptfix.words import plural
 
 NAME = "megatron"
 
@@ -145,6 +147,7 @@ class SaveLayout:
         chunks: the keys of the model in a file.
         version: the checkpoint version, which says how queries, keys and values are ordered.
         folder: the name of the folder of a rank.
+        joins: what joins files that are not joined here; None if nothing is known.
     """
 
     name: str
@@ -154,6 +157,7 @@ class SaveLayout:
     chunks: Callable[[RankPart], list[str]]
     version: Callable[[Mapping[str, object], RankPart], object]
     folder: Callable[[MegatronSizes, Place], str]
+    joins: str | None = None
 
 
 @dataclass(slots=True)
@@ -315,8 +319,9 @@ def _join_chunk(save: _Save, own: Mapping[Place, RankPart], chunk: int, layers: 
     for place, part in own.items():
         keys = save.layout.chunks(part)
         if chunk >= len(keys):
-            message = f"it has {len(keys)} chunks of the model, and {save.sizes.virtual} are needed"
-            raise DamagedFile(message, path=part.path)
+            size = f"virtual_pipeline_model_parallel_size in {save.layout.stated_in} is {save.sizes.virtual}"
+            message = f"{size}, and it has {plural(len(keys), 'chunk')} of the model"
+            raise DamagedFile(message, path=part.path, hint=save.layout.joins)
         named[place] = part.named(keys[chunk])
         _leave_values(save, part, keys[chunk])
     by_group: dict[int, dict[int, Place]] = {}
@@ -478,6 +483,7 @@ NEMO_LAYOUT = SaveLayout(
     lambda part: [""],
     lambda args, part: nemo.version(args),
     _nemo_folder,
+    NEMO_JOINS,
 )
 NEMO_ARCHIVE_LAYOUT = replace(NEMO_LAYOUT, name=nemo.ARCHIVE_NAME)
 

@@ -291,6 +291,34 @@ def test_ranks_of_nemo_are_joined(model: Model, sizes: Sizes, config: str, tmp_p
         same(whole, load_file(tmp_path / "out.safetensors"))
 
 
+@pytest.mark.parametrize("command", ["ls", "inspect", "doctor", "digest", "stats", "diff"])
+@pytest.mark.parametrize("archive", [False, True])
+def test_every_command_that_reads_takes_ranks_of_nemo(archive: bool, command: str, tmp_path: Path) -> None:
+    whole = writer.write_nemo(writer.qwen(), tmp_path / "n", Sizes(2, 2), config=APART)
+    place = packed(tmp_path / "n", "w:") if archive else tmp_path / "n"
+    save_file(whole, tmp_path / "whole.safetensors")
+    words = [str(place), *([str(tmp_path / "whole.safetensors")] if command == "diff" else [])]
+    done = CliRunner().invoke(commands, [command, *words])
+    assert done.exit_code == 0, done.output
+    said = {"diff": f"Same: {len(whole)} tensors", "ls": str(len(whole)), "inspect": f"{len(whole)} tensors"}
+    assert said.get(command, "") in done.output
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_ranks_of_nemo_are_loaded_into_a_model(archive: bool, tmp_path: Path) -> None:
+    whole = writer.write_nemo(writer.qwen(), tmp_path / "n", Sizes(2, 2), config=APART)
+    model = Holder(whole)
+    ckptfix.load_into(model, packed(tmp_path / "n", "w:") if archive else tmp_path / "n")
+    same(whole, dict(model.state_dict()))
+
+
+def test_a_virtual_pipeline_of_nemo_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """NeMo saves its chunks only in files of Lightning, so that nothing states the layers of each in these."""
+    config = f"{APART}\nvirtual_pipeline_model_parallel_size: 2"
+    writer.write_nemo(writer.qwen(), tmp_path / "n", Sizes(1, 2), config=config)
+    refused(tmp_path / "n", "virtual_pipeline_model_parallel_size", "megatron_change_num_partitions.py")
+
+
 def test_ranks_of_nemo_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
     writer.write_nemo(writer.qwen(), tmp_path / "n", Sizes(2), config=APART)
     file = tmp_path / "n" / "mp_rank_01" / "model_weights.ckpt"
