@@ -54,7 +54,7 @@ def sections(*sizes: int) -> Cut:
     """The cut of a matrix that stacks matrices of these sizes (core/ssm: in_proj_split_sections, partition_sizes)."""
 
     def cut(whole: torch.Tensor, ranks: int) -> list[torch.Tensor]:
-        each = [part.chunk(ranks, 0) for part in whole.split(list(sizes), 0)]
+        each = [part.chunk(ranks, 0) for part in torch.split(whole, list(sizes), 0)]
         return [torch.cat([part[rank] for part in each]) for rank in range(ranks)]
 
     return cut

@@ -158,6 +158,8 @@ def _mixer(context: CutContext, name: str) -> RankCut | None:
     if not (project and len(out) == 2 and log and steps):
         return None
     rows, inner, heads = project[0], out[1], log[0]
+    made: tuple[int, ...]
+    mixed: tuple[int, ...]
     if f"{at}D" in context.shapes:  # z, x, B, C, dt
         state = (rows - 2 * inner - heads) // 2
         made, mixed = (inner, inner, state, state, heads), (inner, state, state)

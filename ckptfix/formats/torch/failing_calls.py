@@ -192,7 +192,8 @@ def _misused(row: RebuildCall, node: Call) -> str:
         return "names something that is not a class"
     if row.dtype is not None and (type(args[row.dtype]) is not Global or not _is_dtype(args[row.dtype])):
         return "names something that is not a dtype"
-    if row is calls.FROM_TYPE and not weights_only.accepted(weights_only.canonical(args[1])):
+    cls = args[1] if row is calls.FROM_TYPE else None
+    if type(cls) is Global and not weights_only.accepted(weights_only.canonical(cls)):
         return ""  # such a class, as ShardedTensor, may have a __setstate__ that takes any state
     return "" if row.state is None else _misset(args[row.state])
 

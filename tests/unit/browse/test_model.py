@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 
 import pytest
+import rank_writer
+import torch
 from browsed import HOSTILE, floats, hostile, tensors, training
 from builders import safetensors, written
 from click.testing import CliRunner
@@ -26,6 +28,7 @@ from ckptfix.checkpoint import TensorEntry
 from ckptfix.cli import commands
 from ckptfix.elements.histogram import MOST_BINS, Histogram
 from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.io.read import read_chunks
 from ckptfix.ops.diff.result import TensorChange
 
 
@@ -41,6 +44,19 @@ def entry_of(contents: Contents, name: str) -> TensorEntry:
     entry = next(item.entry for item in contents.items if item.name == name)
     assert entry is not None
     return entry
+
+
+def test_a_folder_of_ranks_is_browsed_as_one_model(tmp_path: Path) -> None:
+    model = rank_writer.qwen()
+    rank_writer.write_megatron(model, tmp_path / "g", rank_writer.Sizes(2, 2))
+    contents = read(str(tmp_path / "g"))
+    name = "decoder.layers.3.mlp.linear_fc2.weight"
+    entries = {item.entry.key: item.entry for item in contents.items if item.entry is not None}
+    assert set(entries) == set(model.tensors)
+    assert entries[name].shape == tuple(model.tensors[name].shape)
+    assert b"".join(read_chunks(entries[name].data)) == model.tensors[name].view(torch.uint8).numpy().tobytes()
+    outline = Outline(contents.items)
+    assert "model" in [label for _, label in rows(outline)]
 
 
 class TestTree:
