@@ -35,7 +35,7 @@ _MOST_RANKS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RankItem:
-    """An item of a checkpoint, such as its model.
+    """An item of a checkpoint of torch_checkpointing: its model, or the state of its optimizer.
 
     Attributes:
         files: rank -> the file, relative to the folder.
