@@ -49,7 +49,8 @@ torch.distributed.destroy_process_group()
 @pytest.mark.skipif(os.environ.get("CKPTFIX_LONG") != "1", reason="CKPTFIX_LONG=1 runs torch on two ranks")
 @pytest.mark.parametrize("kind", ["flat", "original"])
 def test_torch_joins_them(kind: str, tmp_path: Path) -> None:
-    (lines,) = re.findall(r"^```py\n(.*?)^```", RECIPES.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```py\n(.*?)^```", RECIPES.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (lines,) = (block for block in blocks if "FullyShardedDataParallel" in block)
     for script in (SAVE, lines):
         (tmp_path / "script.py").write_text(MODEL + script)
         line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "script.py", kind]
