@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import array_files
+import pytest
 import rank_files
 import sharded
 import torch
@@ -201,3 +202,10 @@ def gguf(folder: Path) -> Path:
 def arrays_in_a_pickle(folder: Path) -> Path:
     array_files.pickled(_arrays(), folder / "a.pkl")
     return folder / "a.pkl"
+
+
+@source
+def orbax(folder: Path) -> Path:
+    pytest.importorskip("tensorstore", reason="the package tensorstore reads and writes orbax folders")
+    array_files.orbax(_arrays(), folder / "run")
+    return folder / "run"

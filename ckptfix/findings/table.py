@@ -219,13 +219,14 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 
 
 def _split(name: str) -> tuple[str, str]:
+    """Return the stem and the suffix of a name; digits after a dot are a part of the stem (``Llama-3.1-8B``)."""
     if name.lower().endswith(_PACKED):
         name = as_path(name).stem
     for suffix in _SUFFIXES:
         if name.endswith(suffix):
             return name[: -len(suffix)], suffix
     path = as_path(name)
-    return path.stem, path.suffix
+    return (name, "") if path.suffix[1:2].isdigit() else (path.stem, path.suffix)
 
 
 class _Field(str):

@@ -29,11 +29,11 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
     if suffix is None and not folder and stays_folder(source, inner):
         name, folder = normal(file_name(source)), True
     if folder:
-        stem = as_path(name).with_suffix("") if is_file else as_path(name)
-        return proposed(f"{stem}.{word}", "")
+        stem = suffixed(name, "")[0] if is_file else as_path(name).name
+        return proposed(str(as_path(name).with_name(f"{stem}.{word}")), "")
     if suffix is not None and not is_file:
         name = f"{normal(name)}{suffix}"
-    if suffix is None and not is_file and name == file_name(source) and _is_read_only_folder(name):
+    if suffix is None and not is_file and name == file_name(source) and _becomes_file(name, word):
         name = f"{normal(name)}{DEFAULT_SUFFIX}"
     return proposed(name, word, suffix, _output_suffix(name) if suffix is None and is_file else None)
 
@@ -86,12 +86,17 @@ def _output_suffix(path: str) -> str | None:
         return None
 
 
-def _is_read_only_folder(path: str) -> bool:
-    """Return whether the output of an edit of the folder at `path` is a file."""
+_ONE_FILE = ("plain", "repaired", "slim")
+"""The words of commands that make one file of a folder, unless they write each of its files anew."""
+
+
+def _becomes_file(path: str, word: str) -> bool:
+    """Return whether the output of an edit of the folder at `path`, which `word` describes, is a file."""
     try:
-        return not formats.detect(path).edits
+        format = formats.detect(path)
     except (CkptfixError, OSError):
         return False
+    return not format.edits or (word in _ONE_FILE and format.edits_each_file is None)
 
 
 def last_suffix(path: str, target: str) -> str:
@@ -116,11 +121,11 @@ def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: 
     # Thousands of inputs are named before the first is opened, so a suffix that fits an output is kept without a look.
     keeps = is_folder or _suits_output(suffixed(name, "")[1])
     stem, own = suffixed(name, word, None if keeps else _output_suffix(name))
-    if is_folder:
-        stem, own = f"{stem}{own}", ""
-        if _is_read_only_folder(name):
-            own = DEFAULT_SUFFIX
-    return stem if folder else f"{stem}{own if suffix is None else suffix}"
+    if folder:
+        return as_path(name).name if is_folder else stem
+    if is_folder and suffix is None and not _suits_output(own) and _becomes_file(name, word):
+        return f"{as_path(name).name}{DEFAULT_SUFFIX}"
+    return f"{stem}{own if suffix is None else suffix}"
 
 
 def _called(source: StrPath) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import ckptfix
 from ckptfix import command_table, errors, formats
 from ckptfix.cli import commands
-from ckptfix.ops import chain, deploy
+from ckptfix.ops import chain, deploy, naming
 
 State = dict[str, torch.Tensor]
 
@@ -165,11 +166,13 @@ def test_convert_makes_what_the_commands_make(folder: Folder, kind: str, tmp_pat
     assert "error" not in {row.severity for row in ckptfix.doctor(tmp_path / "out.pth").findings}  # as to checksums
 
 
-def test_no_intermediate_file_is_written(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", SOURCES)
+def test_no_intermediate_file_is_written(
+    kind: str, folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chain, "write_aside", lambda *_, **__: pytest.fail("an intermediate file"))
-    for kind in SOURCES:
-        for suffix in (".pth", ".safetensors"):
-            ckptfix.convert(folder.source(kind), tmp_path / f"{kind}{suffix}", dtype="bf16", keep=["*fc*"], unwrap=True)
+    for suffix in (".pth", ".safetensors"):
+        ckptfix.convert(folder.source(kind), tmp_path / f"{kind}{suffix}", dtype="bf16", keep=["*fc*"], unwrap=True)
 
 
 def test_a_prefix_that_no_key_has_is_an_error(folder: Folder, tmp_path: Path) -> None:
@@ -281,3 +284,72 @@ def test_a_folder_with_a_configuration_stays_one(verb: str, folder: Folder, tmp_
         call(folder, source, out)
     call(folder, source, tmp_path / "one.safetensors")
     assert (tmp_path / "one.safetensors").is_file()
+
+
+FOLDERS = ("deepspeed", "ranks", "dcp", "hf", "hf_bin", "orbax")
+
+
+def test_every_kind_of_folder_is_in_the_list(folder: Folder) -> None:
+    made = (kind for kind in SOURCES if kind != "orbax")
+    assert {kind for kind in made if folder.source(kind).is_dir()} == {*FOLDERS} - {"orbax"}
+
+
+TARGETS = {"zip": ".pth", "legacy": ".pth", "safetensors": ".safetensors", "hf": "", "dcp": ""}
+"""Format -> the suffix of an output in a folder of outputs. Those of ranks (megatron, meta) need a model's own keys."""
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_keeps_its_name_in_a_folder_of_outputs(kind: str, folder: Folder, tmp_path: Path) -> None:
+    """The digits after a dot are no suffix: run-1.5 and run-1.6 would be one file."""
+    source = tmp_path / "run-1.5"
+    shutil.copytree(folder.source(kind), source)
+    for to, suffix in TARGETS.items():
+        out = tmp_path / to
+        words = ["convert", "-r", str(source), "--out-dir", str(out), "--to", to]
+        assert commands.main(words, standalone_mode=False) == 0, to
+        (made,) = out.iterdir()
+        assert made.name == f"run-1.5{suffix}" and made.is_dir() == (not suffix)
+    for verb in ("cast", "strip-module", "repair", "sanitize", "slim"):
+        out = tmp_path / verb
+        words = [verb, "-r", str(source), "--out-dir", str(out), *(["--to", "bf16"] if verb == "cast" else [])]
+        done = commands.main(words, standalone_mode=False)
+        (made,) = out.iterdir()
+        assert done == 0 and made.name == ("run-1.5" if made.is_dir() else "run-1.5.pth"), verb
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_name_beside_a_folder_begins_with_its_name(kind: str, folder: Folder, tmp_path: Path) -> None:
+    source = tmp_path / "run-1.5"
+    shutil.copytree(folder.source(kind), source)
+    for word in ("cast", "plain", "zip", "safetensors", "stripped"):
+        assert Path(naming.named_beside(source, word)).name.startswith("run-1.5."), word
+    for format in formats.FORMATS.values():
+        if format.writes:
+            name = naming.name_kept(source, format.name, folder=format.folder)
+            assert name == f"run-1.5{'' if format.folder else TARGETS[format.name]}"
+            beside = Path(naming.named_beside(source, format.name, folder=format.folder)).name
+            assert beside.startswith("run-1.5.") and beside.endswith(name.removeprefix("run-1.5") or format.name)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_repair_does_not_advise_repair(kind: str, folder: Folder, tmp_path: Path) -> None:
+    """The readers of many formats advise it for a file that is cut short; `repair` reads with them too."""
+    whole = folder.source(kind)
+    names = [path for path in sorted(whole.rglob("*")) if path.is_file()] if whole.is_dir() else [whole]
+    refused = 0
+    for number, inner in enumerate(names):
+        for share in (0.1, 0.6, 0.95):
+            source = tmp_path / f"{number}-{share}{whole.suffix}"
+            shutil.copytree(whole, source) if whole.is_dir() else shutil.copy(whole, source)
+            damaged = source / inner.relative_to(whole) if whole.is_dir() else source
+            damaged.write_bytes(inner.read_bytes()[: int(inner.stat().st_size * share)])
+            try:
+                ckptfix.repair(source, tmp_path / f"out-{source.name}.pth")
+            except errors.CkptfixError as error:
+                refused += 1
+                assert "ckptfix repair" not in str(error.hint), error
+    assert refused or kind in MENDED
+
+
+MENDED = ("torchscript", "ranks")
+"""Kinds of which `repair` keeps a part in every case."""

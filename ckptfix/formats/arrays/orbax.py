@@ -124,6 +124,7 @@ def _tree(folder: str) -> tuple[list[_Stored], Mapping[str, Any]]:
 
 def _spec(folder: str, stated: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return how tensorstore opens an array."""
+    folder = as_path(folder).as_posix()  # tensorstore refuses a double slash
     driver = "zarr3" if stated.get("use_zarr3") is True else "zarr"
     if stated.get("use_ocdbt") is True:
         base = {"driver": "file", "path": f"{folder}/"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import field, replace
 from functools import cache, partial
 from typing import Any
@@ -15,7 +15,7 @@ from ckptfix import formats
 from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.checkpoint import Plan
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import Refused, StrPath, about, file_name
+from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name
 from ckptfix.formats.base import Format
 from ckptfix.formats.repairs import LostTensor, Repair
 from ckptfix.io.read import Progress
@@ -73,14 +73,26 @@ def _takes(format: Format, target: Format) -> bool:
 
     It makes a torch file of an object in a format that is only read, and of a folder that holds objects.
     """
-    becomes_file = (not format.edits and "objects" in format.states) or (format.folder and not becomes_folder(format))
+    becomes_file = "objects" in format.states and (format.folder or not format.edits)
     return format is target or (becomes_file and "objects" in target.states)
+
+
+@contextmanager
+def _names_other_ways() -> Iterator[None]:
+    """Replace the hint to repair a file, with which the readers of many formats refuse a damaged one."""
+    try:
+        yield
+    except CkptfixError as error:
+        if error.hint is not None and "ckptfix repair" in error.hint:
+            error.hint = "use another copy of the file"
+        raise
 
 
 @checks_types
 @takes_model
 @gc_paused
 @shares_open_files()
+@_names_other_ways()
 @takes_any_source(takes=_takes, first=True, unpacks=True)
 def repair(
     source: StrPath,

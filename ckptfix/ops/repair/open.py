@@ -145,7 +145,7 @@ def _without_tensors(path: str, done: Repair) -> Refused:
     names = [row.name for row in done.left_out]
     does = f"; it names {', '.join(names[:4])}, which can run code" if names else ""
     hint = "a checkpoint has tensors: check where the file comes from" if names else None
-    return Refused(f"a {title} without tensors: there is nothing to repair{does}", path=path, hint=hint)
+    return Refused(f"{title} without tensors: there is nothing to repair{does}", path=path, hint=hint)
 
 
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: ExpectedModel | None) -> Repair:

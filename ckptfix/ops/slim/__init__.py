@@ -273,7 +273,7 @@ class SlimResult(Result):
 
 def _takes(format: Format, target: Format) -> bool:
     """Return whether slimming itself makes a `target` of `format`: a folder of one object becomes a torch file."""
-    own = format.folder and format.edits_each_file is None and "objects" in target.states
+    own = format.folder and format.edits_each_file is None and "objects" in format.states & target.states
     return own or edits(format, target)
 
 
