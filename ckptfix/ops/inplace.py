@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptfix import formats, platform
-from ckptfix.checkpoint import Checkpoint, OutputFile, Plan
+from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, NotPermitted, Refused, Unsupported
@@ -159,14 +159,18 @@ def line_of(changes: tuple[FileChange, ...], *, dry_run: bool) -> str:
     return f"{'would be changed' if dry_run else 'changed'} in place: {written:,} bytes{files} written{moved}"
 
 
-def edits_of(checkpoint: Checkpoint) -> Iterator[EditRecord]:
-    """Yield the in-place edits that can be undone, the latest first."""
+def edits_of(checkpoint: Checkpoint, *, described: bool = False) -> Iterator[EditRecord]:
+    """Yield the in-place edits that can be undone, the latest first.
+
+    Args:
+        described: compare the checkpoint before and after each edit at the end of a zip, which has no description.
+    """
     target = target_of(checkpoint) if is_local(checkpoint.path) else ""
     if target and os.path.lexists(beside(target, UNDO)):
         from ckptfix.io.inplace.edit import remembered
 
         yield from reversed(remembered(target))
-    yield from _appended(checkpoint)
+    yield from _appended(checkpoint, described=described)
 
 
 def count_edits(checkpoint: Checkpoint) -> int:
@@ -182,7 +186,7 @@ def grown(checkpoint: Checkpoint) -> bool:
     return archive is not None and next(earlier(checkpoint.path, archive.directory), None) is not None
 
 
-def _appended(checkpoint: Checkpoint) -> Iterator[EditRecord]:
+def _appended(checkpoint: Checkpoint, *, described: bool) -> Iterator[EditRecord]:
     archive = archive_of(checkpoint)
     if archive is None:
         return
@@ -194,5 +198,39 @@ def _appended(checkpoint: Checkpoint) -> Iterator[EditRecord]:
         from ckptfix.io.inplace.record import EditRecord, FileChange
 
         change = FileChange(Path(target_of(checkpoint)).name, name.length, size, (), ())
-        yield EditRecord(f"{name.length:x}", "a new data.pkl and directory at its end", "", (change,))
+        what = _APPENDED
+        if described:
+            with suppress(CkptfixError):
+                before = formats.open_checkpoint(name)
+                what = _difference(checkpoint, before) or what
+                checkpoint = before
+        yield EditRecord(f"{name.length:x}", what, "", (change,))
         size = name.length
+
+
+_APPENDED = "a new data.pkl and directory at its end"
+
+
+def _same_shape(one: TensorEntry, other: TensorEntry) -> bool:
+    return one.shape == other.shape
+
+
+def _difference(after: Checkpoint, before: Checkpoint) -> str:
+    """Return what distinguishes two versions of a checkpoint: keys, devices, dtypes; empty if none of them does."""
+    old, new = ({entry.name: entry for entry in one.entries} for one in (before, after))
+    gone, come = [name for name in old if name not in new], [name for name in new if name not in old]
+    parts = []
+    if gone and len(gone) == len(come):
+        parts.append(f"renamed {plural(len(gone), 'key')}, as in {gone[0]} -> {come[0]}")
+    elif gone or come:
+        rows = (("left out", gone), ("added", come))
+        parts += [f"{verb} {plural(len(names), 'key')}, as in {names[0]}" for verb, names in rows if names]
+    kept = [(old[name], new[name]) for name in old if name in new]
+    if gone and len(old) == len(new) and all(map(_same_shape, old.values(), new.values())):
+        kept = list(zip(old.values(), new.values(), strict=True))
+    for verb, kind in (("moved", "location"), ("cast", "dtype")):
+        places = [(getattr(was.storage, kind, None), getattr(now.storage, kind, None)) for was, now in kept]
+        if changed := [(was, now) for was, now in places if was != now]:
+            was, now = changed[0]
+            parts.append(f"{verb} {plural(len(changed), 'tensor')}, as from {was} to {now}")
+    return "; ".join(parts)

@@ -84,7 +84,7 @@ def undo(source: StrPath, *, dry_run: bool = False) -> UndoResult:
     target = os.path.realpath(path)
     if os.path.lexists(beside(target, JOURNAL)):
         return _finish(path, target, dry_run=dry_run)
-    records = edits(path)
+    records = _remembered(path) or edits(path)  # an open file cannot be moved, so it is read only if necessary
     if not records:
         if stale := edit.past(_target(path, target)):
             edit.refuse_changed(_target(path, target), stale[-1])
@@ -139,8 +139,16 @@ def _finish(path: str, target: str, *, dry_run: bool) -> UndoResult:
 def edits(source: StrPath) -> tuple[EditRecord, ...]:
     """Return the in-place edits of a file or folder that `undo` can undo, the latest first. Raises as `undo`."""
     path = _meant(source)
-    known = edit.remembered(_target(path, os.path.realpath(path)))
-    return tuple(reversed(known)) or tuple(edits_of(formats.open_checkpoint(path)))
+    if not (known := _remembered(path)):
+        return tuple(edits_of(formats.open_checkpoint(path), described=True))
+    with suppress(CkptfixError):  # these edits can be undone without reading the file
+        return tuple(edits_of(formats.open_checkpoint(path), described=True))
+    return known
+
+
+def _remembered(path: str) -> tuple[EditRecord, ...]:
+    """Return the edits in the undo file, the latest first."""
+    return tuple(reversed(edit.remembered(_target(path, os.path.realpath(path)))))
 
 
 def _meant(source: StrPath) -> str:
