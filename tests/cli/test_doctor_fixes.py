@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
+import shlex
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from cli.conftest import Cli, shell_words
 from click.testing import CliRunner
 from forks import MAIN, Forks
+from safetensors.torch import save_file
 
 import ckptfix
 from ckptfix.cli import commands
@@ -174,7 +177,7 @@ def test_a_folder_with_one_checkpoint_is_that_checkpoint(cli: Cli, tmp_path: Pat
     (tmp_path / "config.json").write_text("{}")
     document = json.loads(cli("doctor", tmp_path, "--json").stdout)
     assert document["path"] == str(tmp_path / "pytorch_model.bin")
-    assert document["fix"][:3] == ["ckptfix", "strip-module", str(tmp_path / "pytorch_model.bin")]
+    assert document["fix"][:3] == ["ckptfix", "strip-module", str(tmp_path)], "the configuration belongs to the model"
     assert cli("doctor", tmp_path).exit_code == 0
 
 
@@ -371,3 +374,43 @@ def test_scales_of_quantized_codes_are_not_left_out(cli: Cli, tmp_path: Path) ->
     assert not (tmp_path / "b.safetensors").exists()
     found = json.loads(cli("doctor", tmp_path / "a.safetensors", *options[:2], "--json").stdout)
     assert not any(words[1] == "match" for words in found["fixes"])
+
+
+def _no_format(folder: Path) -> None:
+    save_file({"a.weight": torch.ones(2, 4)}, folder / "model.safetensors")
+
+
+def _wrapped_keys(folder: Path) -> None:
+    torch.save({"module.a.weight": torch.ones(2, 4)}, folder / "pytorch_model.bin")
+
+
+def _a_class(folder: Path) -> None:
+    torch.save({"state_dict": {"module.a.weight": torch.ones(2, 4)}, "odd": PurePosixPath("x")}, folder / "model.pth")
+
+
+def _cut(folder: Path) -> None:
+    save_file({"a.weight": torch.ones(2, 4), "b.weight": torch.ones(9, 4)}, folder / "model.safetensors")
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate((folder / "model.safetensors").stat().st_size - 20)
+
+
+@pytest.mark.parametrize("config", ["config.json", "adapter_config.json"])
+@pytest.mark.parametrize("make", [_no_format, _wrapped_keys, _a_class, _cut])
+def test_the_printed_command_keeps_the_configuration_of_a_folder(
+    make: Callable[[Path], None], config: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "model-1.5"
+    folder.mkdir()
+    make(folder)
+    (folder / config).write_text('{"model_type": "x", "peft_type": "LORA", "r": 2, "target_modules": ["a"]}')
+    before = sorted(path.name for path in folder.iterdir())
+    (line,) = [row for row in cli("doctor", "model-1.5").stdout.splitlines() if row.startswith("Fix: ")]
+    words = shlex.split(line)[2:]
+    assert words[1] == "model-1.5"
+    done = cli(*words)
+    assert done.exit_code in (0, 3), done.output
+    assert sorted(path.name for path in folder.iterdir()) == before
+    (out,) = [path for path in tmp_path.iterdir() if path != folder]
+    assert out.is_dir() and sorted(path.name for path in out.iterdir()) == before
+    assert not [row for row in cli("doctor", out.name).stdout.splitlines() if row.startswith("Fix: ")]

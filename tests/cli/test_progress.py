@@ -7,9 +7,12 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 
 import pytest
+import torch
 
 from ckptfix.cli.shared.progress import INTERVAL, PATIENCE, Progress
 
@@ -104,6 +107,7 @@ def test_odd_totals(total: int) -> None:
 
 SCRIPT = """
 import time
+from collections.abc import Iterator
 from ckptfix.ops import rename
 from ckptfix.errors import CkptfixError
 from ckptfix.cli import commands
@@ -182,3 +186,60 @@ def test_each_pass_over_the_bytes_is_named() -> None:
         progress(done, 10)
     assert [line.split()[0] for line in drawn(stream)] == ["checking", "writing", "writing", "writing"]
     assert "left" not in drawn(stream)[1], "a new phase begins a new measure"
+
+
+ONE_BAR = """
+from ckptfix.cli import commands
+from ckptfix.cli.shared import progress
+
+progress.PATIENCE = progress.INTERVAL = 0
+commands.main(WORDS, standalone_mode=False)
+"""
+_BAR = re.compile(r"\d B of |B of +\d[\d.,]* [kMG]?B\b.*%")
+
+
+def screens(shown: str) -> Iterator[list[str]]:
+    """Yield the rows of a terminal after each piece that is written, as the cursor moves."""
+    rows, column = [""], 0
+    for piece in re.findall(r"\r|\n|\x1b\[[\d;]*[A-Za-z]|[^\r\n\x1b]+", shown):
+        if piece == "\n":
+            rows.append("")
+        elif piece == "\r":
+            column = 0
+        elif not piece.startswith("\x1b"):
+            row = rows[-1].ljust(column)
+            rows[-1] = row[:column] + piece + row[column + len(piece) :]
+            column += len(piece)
+        yield rows
+
+
+WORDS = {
+    "convert": ("a.pth", "b.safetensors", "--dtype", "fp16", "--strip-prefix", "module."),
+    "fix": ("a.pth", "b.pth"),
+    "doctor": ("a.pth",),
+    "average": ("a.pth", "a.pth", "-o", "b.pth"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", WORDS)
+def test_a_command_shows_one_line_of_progress_at_a_time(verb: str, tmp_path: Path) -> None:
+    torch.save({f"module.{number}.w": torch.rand(1 << 20) for number in range(8)}, tmp_path / "a.pth")
+    master, slave = pty.openpty()
+    script = ONE_BAR.replace("WORDS", repr([verb, *WORDS[verb]]))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=slave, stderr=slave, cwd=tmp_path) as child:
+        os.close(slave)
+        shown = b""
+        while select.select([master], [], [], 120)[0]:
+            try:
+                chunk = os.read(master, 1 << 16)
+            except OSError:  # Linux: the other end is closed
+                break
+            if not chunk:
+                break
+            shown += chunk
+        assert child.wait(120) == 0, shown.decode()
+    os.close(master)
+    counts = [sum(_BAR.search(row) is not None for row in rows) for rows in screens(shown.decode())]
+    assert max(counts) == 1, "progress is drawn, and in one row"
+    assert counts[-1] == 0, "and cleared at the end"

@@ -55,7 +55,7 @@ from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.groups import TOLD
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
-from ckptfix.ops.naming import kept_suffix
+from ckptfix.ops.naming import kept_suffix, stays_folder
 from ckptfix.ops.quantized import CONFIG, json_beside
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
@@ -103,7 +103,8 @@ def examine(
     if alone != name:
         from ckptfix.ops.candidates.other_models import other_models, unexamined_files
 
-        inner = _examined(alone, like, error, fast, at, like_at, None, progress)
+        folder = name if stays_folder(name, alone) else ""
+        inner = _examined(alone, like, error, fast, at, like_at, None, progress, folder)
         which = f"{as_path(alone).name}, the model among the files of the folder"
         others = [(row, remedy_of(row, alone)) for row in (*other_models(name, alone), *unexamined_files(name, alone))]
         inner = replace(inner, looked_at=(which, *inner.looked_at))
@@ -226,8 +227,13 @@ def _examined(
     like_at: str | None,
     checkpoint: Checkpoint | None,
     progress: Progress | None,
+    folder: str = "",
 ) -> Diagnosis:
-    """Examine one checkpoint by itself, like `examine`."""
+    """Examine one checkpoint by itself, like `examine`.
+
+    Args:
+        folder: as in `Diagnosis`.
+    """
     rows, names = _rows(error), _names(error)
     looked = ["first bytes"]
     findings: list[Finding]
@@ -258,18 +264,20 @@ def _examined(
     size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
     form = checkpoint.format if checkpoint is not None else None
-    kept = kept_suffix(name, form)
-    remedies = [_remedy(finding, name, like, at=at, like_at=like_at, kept=kept) for finding in ordered]
+    kept = None if folder else kept_suffix(name, form)
+    remedies = [_remedy(finding, folder or name, like, at=at, like_at=like_at, kept=kept) for finding in ordered]
     if any(finding.id in ("one-rank", "flat-parameters", "tensor-class") for finding in ordered):
         # Plain values of one rank would load, but are not a model, which needs the files of all ranks. Plain values of
         # a library's tensors are only their parts.
         remedies = [_without(_without(row, "sanitize"), "unwrap") for row in remedies]
     if checkpoint is not None:
-        remedies = _that_work(checkpoint, ordered, remedies)
+        remedies = _that_work(checkpoint, ordered, remedies, folder or checkpoint.path)
     done = tuple(_told(finding, row) for finding, row in zip(ordered, remedies, strict=True))
     count = 0 if checkpoint is None else len(checkpoint.entries)
     message = message_of(error, rows, done)
-    return Diagnosis(name, form, title, size, done, tuple(looked), message, tuple(remedies), tensors=count)
+    return Diagnosis(
+        name, form, title, size, done, tuple(looked), message, tuple(remedies), tensors=count, folder=folder
+    )
 
 
 def _remedy(
@@ -301,7 +309,9 @@ def _without(row: Remedy, verb: str) -> Remedy:
     return Remedy() if any(line.step.command == verb for line in row.invocations) else row
 
 
-def _that_work(checkpoint: Checkpoint, findings: Sequence[Finding], remedies: Sequence[Remedy]) -> list[Remedy]:
+def _that_work(
+    checkpoint: Checkpoint, findings: Sequence[Finding], remedies: Sequence[Remedy], path: str
+) -> list[Remedy]:
     """Drop the commands that refuse the file, or put the command before them whose output they read.
 
     `repair` accepts any file, and `extract` any module; the later commands of a chain read their output.
@@ -312,9 +322,9 @@ def _that_work(checkpoint: Checkpoint, findings: Sequence[Finding], remedies: Se
         for finding, row in reversed(rows) if row.invocations and finding.severity != "info"
     }  # fmt: skip
     if "repair" in opening:
-        return [_after(opening["repair"], pair, checkpoint, _is_refused) for pair in rows]
+        return [_after(opening["repair"], pair, checkpoint, path, _is_refused) for pair in rows]
     if "extract" in opening:
-        rows = [(pair[0], _after(opening["extract"], pair, checkpoint, _needs_keys)) for pair in rows]
+        rows = [(pair[0], _after(opening["extract"], pair, checkpoint, path, _needs_keys)) for pair in rows]
     # `extract` or `sanitize` runs before a conversion, which then reads a different object.
     planned = not opening.keys() & {"extract", "sanitize"}
     return [
@@ -327,6 +337,7 @@ def _after(
     opener: tuple[Finding, Remedy],
     pair: tuple[Finding, Remedy],
     checkpoint: Checkpoint,
+    path: str,
     refuses: Callable[[Checkpoint, Invocation], bool],
 ) -> Remedy:
     """Return the remedy of `pair`, which begins with the commands of `opener` where it refuses the file as it is."""
@@ -336,7 +347,7 @@ def _after(
         return Remedy() if lines and refuses(checkpoint, lines[0]) else row
     if not lines or lines[0].step.command == opener[1].invocations[0].step.command:
         return row
-    return Remedy(chain(checkpoint.path, [opener, pair])) if refuses(checkpoint, lines[0]) else row
+    return Remedy(chain(path, [opener, pair])) if refuses(checkpoint, lines[0]) else row
 
 
 def _needs_keys(checkpoint: Checkpoint, line: Invocation) -> bool:

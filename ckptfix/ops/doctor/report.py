@@ -90,6 +90,8 @@ class Diagnosis:
         survivors: the tensors that a damaged file still holds, in one sentence; empty where nothing is known.
         tensors: how many the file has; 0 if it cannot be read.
         further: commands that the output of the others needs, found by planning them.
+        folder: the folder of `path`, where commands read the folder because a configuration belongs to the model;
+            otherwise empty.
     """
 
     path: str
@@ -105,6 +107,7 @@ class Diagnosis:
     survivors: str = ""
     tensors: int = 0
     further: tuple[Invocation, ...] = ()
+    folder: str = ""
 
     @property
     def unfixed(self) -> tuple[Finding, ...]:
@@ -202,7 +205,8 @@ class Diagnosis:
         from ckptfix.ops.naming import kept_suffix
 
         rows = [(finding, row) for finding, row in self._counted() if row.invocations]
-        return (*chain(self.path, rows, kept_suffix(self.path, self.format)), *self.further)
+        kept = None if self.folder else kept_suffix(self.path, self.format)
+        return (*chain(self._read, rows, kept), *self.further)
 
     @property
     def fix(self) -> tuple[str, ...] | None:
@@ -220,7 +224,12 @@ class Diagnosis:
                 if value is not None:
                     wanted.setdefault(option, value)
         (step,) = fix_step("fix", **wanted)
-        return Invocation(step, self.path, self._fixed(lines[-1])).argv()
+        return Invocation(step, self._read, self._fixed(lines[-1])).argv()
+
+    @property
+    def _read(self) -> str:
+        """The name of what the commands read."""
+        return self.folder or self.path
 
     @property
     def _is_told(self) -> bool:
@@ -232,7 +241,7 @@ class Diagnosis:
 
     def _fixed(self, last: Invocation) -> str:
         """Return the output name for fix, with the suffix that the last command writes; empty for a folder."""
-        if found_as(self.path) == "folder" or not last.dest:
+        if found_as(self._read) == "folder" or not last.dest:
             return ""
         from ckptfix.ops.naming import last_suffix
 
