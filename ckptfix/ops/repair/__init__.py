@@ -79,13 +79,17 @@ def _takes(format: Format, target: Format) -> bool:
 
 @contextmanager
 def _names_other_ways() -> Iterator[None]:
-    """Replace the hint to repair a file, with which the readers of many formats refuse a damaged one."""
+    """Leave out of a hint that the file can be repaired, as the readers of many formats say of a damaged one."""
     try:
         yield
     except CkptfixError as error:
         if error.hint is not None and "ckptfix repair" in error.hint:
-            error.hint = "use another copy of the file"
+            others = _OR_REPAIR.sub("", error.hint)
+            error.hint = "use another copy of the file" if "ckptfix repair" in others else others
         raise
+
+
+_OR_REPAIR = re.compile(r"[;,] or (?:run )?`?ckptfix repair.*", re.DOTALL)
 
 
 @checks_types
