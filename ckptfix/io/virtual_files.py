@@ -81,15 +81,20 @@ class SplicedFile(VirtualFile, Spliced):
 
     Attributes:
         starts: offset of each piece, followed by the size.
+        origin: the file that the user named, if this is what commands make of it; else empty.
     """
 
     starts: tuple[int, ...]
+    origin: str
     _make: Callable[[int], SplicedPiece]
     _pieces: dict[int, SplicedPiece]
 
-    def __new__(cls, name: str, lengths: Sequence[int], make: Callable[[int], SplicedPiece]) -> SplicedFile:
+    def __new__(
+        cls, name: str, lengths: Sequence[int], make: Callable[[int], SplicedPiece], origin: str = ""
+    ) -> SplicedFile:
         """Create a file of pieces of these `lengths`; `make` returns the piece of a number, or raises if it is bad."""
         made = super().__new__(cls, name)
+        made.origin = origin
         made.starts = tuple(accumulate(lengths, initial=0))
         made.size = made.starts[-1]
         made._make = make

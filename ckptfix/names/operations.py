@@ -53,6 +53,7 @@ _GROUPS = {**_PARTS, "groups": "count"}
 _SHAPES = {"from": "sizes", "to": "sizes", "of": "ints"}
 _ROPE = {"dim": "int", "heads": "count", "to": "word", "of": "ints"}
 _OUTPUTS = {"to": "word", "of": "ints"}
+_ORDER = {"dim": "int", "to": "ints", "of": "ints"}
 _ROWS = {"dim": "int", "from": "count", "to": "count", "fill": "int", "of": "ints"}
 
 TABLE: dict[str, OperationSpec] = {
@@ -69,10 +70,13 @@ TABLE: dict[str, OperationSpec] = {
     "rope": OperationSpec("each", "puts rotary pairs of each head side by side, or in halves", _ROPE, ("heads", "to")),
     "rows": OperationSpec("each", "cuts to N rows, or pads to N with zeros", _ROWS, ("to",)),
     "outputs": OperationSpec("each", "puts the outputs of a kernel first, or last", _OUTPUTS, ("to",)),
+    "flatten": OperationSpec("each", "merges dimensions into one", {"first": "int", "last": "int", "of": "ints"}),
+    "order": OperationSpec("each", "puts equal parts in another order", _ORDER, ("to",)),
     "add": OperationSpec("each", "adds N to each number", {"n": "int", "of": "ints"}, ("n",)),
     "drop": OperationSpec("name", "leaves the tensor out"),
     "tie": OperationSpec("name", "adds a second key for the same tensor"),
     "untie": OperationSpec("name", "leaves out a second key of the same tensor"),
+    "refuse": OperationSpec("name", "stops with the text after it: no operation converts the tensor"),
 }
 """Operations by name."""
 
@@ -128,6 +132,11 @@ class Operation:
         if self.name in _WORDS:
             one, other = _WORDS[self.name]
             return Operation(self.name, {**options, "to": one if options["to"] == other else other})
+        if self.name == "order":
+            parts = self.numbers("to") or ()
+            return Operation("order", {**options, "to": tuple(parts.index(place) for place in range(len(parts)))})
+        if self.name == "flatten":
+            raise Refused("`flatten` cannot be reversed: the shape before it is not known", hint="use reshape")
         if self.name == "add":
             return Operation("add", {**options, "n": -(self.number("n") or 0)})
         if self.name == "rows":
@@ -144,7 +153,14 @@ class Operation:
             raise Refused(f"`rows` cannot be reversed: rows {after} to {before - 1} were cut off")
         return Operation("rows", {**self.options, "from": self.options["to"], "to": before, "fill": 0})
 
+    @property
+    def reason(self) -> str:
+        """The text of `refuse`."""
+        return str(self.options["why"])
+
     def __str__(self) -> str:
+        if self.name == "refuse":
+            return f"refuse {self.reason}"
         return " ".join([self.name, *(f"{key}={_text(value)}" for key, value in self.options.items())])
 
 
@@ -170,6 +186,8 @@ def parse(words: Sequence[str]) -> Operation:
     row = TABLE.get(name)
     if row is None:
         raise Refused(f"there is no operation called {name!r}", hint=f"use one of {', '.join(TABLE)}")
+    if name == "refuse":
+        return _refusal(words[1:])
     options: dict[str, Value] = {}
     for word in words[1:]:
         key, equals, text = word.partition("=")
@@ -187,6 +205,12 @@ def parse(words: Sequence[str]) -> Operation:
     return made
 
 
+def _refusal(words: Sequence[str]) -> Operation:
+    if not words:
+        raise Refused("`refuse` needs a text that says why")
+    return Operation("refuse", {"why": " ".join(words)})
+
+
 def _refuse_senseless(made: Operation) -> None:
     given = made.options.keys()
     if len(given & {"sizes", "heads", "parts"}) > 1 or ("kv" in given and "heads" not in given):
@@ -200,6 +224,9 @@ def _refuse_senseless(made: Operation) -> None:
         raise Refused("`transpose` swaps two dimensions, such as dims=0,1")
     if made.name == "permute" and sorted(dims or ()) != list(range(len(dims or ()))):
         raise Refused("`permute` names each dimension once, such as dims=0,2,3,1")
+    parts = made.numbers("to") if made.name == "order" else None
+    if parts is not None and sorted(parts) != list(range(len(parts))):
+        raise Refused("`order` names each part once, such as to=1,0,2")
     if made.options.get("to") not in _WORDS.get(made.name, (made.options.get("to"),)):
         raise Refused(f"`{made.name}` needs {' or '.join(f'to={word}' for word in _WORDS[made.name])}")
     if made.name == "rows" and made.options.get("fill", 0) != 0:

@@ -279,9 +279,9 @@ def _tensor_rule(words: list[str], number: int) -> TensorRule:
     if any(one.kind == "name" for one in operations):
         if len(operations) > 1:
             raise Refused(f"`{next(one.name for one in operations if one.kind == 'name')}` must be the only operation")
-        if operations[0].name == "drop":
+        if operations[0].name in ("drop", "refuse"):
             if len(names) != 1:
-                raise Refused("expected `name | drop`")
+                raise Refused(f"expected `name | {operations[0].name}`")
             return TensorRule(side(names[0], names[0]), None, operations, number)
     old, new = _pair(names)
     if operations[0].kind == "name":

@@ -237,6 +237,7 @@ class Chain:
             self._target,
             [segment_length(segment) for segment in file.segments],
             lambda i: SplicedPiece((file.segments[i],)),
+            self._path,
         )
 
     def _readable(self) -> str:

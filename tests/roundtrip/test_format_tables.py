@@ -240,11 +240,112 @@ def test_layers_of_mxnet(tmp_path: Path) -> None:
     assert equal(made, {names[key]: value for key, value in arrays.items()})
 
 
-def test_attention_of_three_dimensions_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "in.msgpack"
-    WRITERS["flax"].save({"params.a.query.kernel": np.ones((4, 2, 2), "f4")}, path)
-    with pytest.raises(errors.Refused, match="3 dimensions"):
-        ckptfix.convert(path, tmp_path / "out.safetensors", names="torch")
+def heads_last(value: Array) -> Array:
+    """The weight of torch for a kernel (inputs, heads, size of a head)."""
+    return value.reshape(value.shape[0], -1).T
+
+
+def heads_first(value: Array) -> Array:
+    """The weight of torch for a kernel (heads, size of a head, outputs)."""
+    return value.reshape(-1, value.shape[-1]).T
+
+
+ATTENTION: dict[str, tuple[str, str, str, str]] = {
+    "flax": ("params.MultiHeadDotProductAttention_0.", "", ".kernel", "out"),
+    "hdf5": ("m.attention.", "", ".kernel", "attention_output"),
+    "keras": ("layers.multi_head_attention.", "_dense", ".vars.0", "output_dense"),
+    "tensorflow": ("m/attention/", "", "/kernel", "attention_output"),
+}
+"""Format -> how its files call the kernels: before and after `query`, the end, and the one after the values."""
+
+
+@pytest.mark.parametrize("writer", ATTENTION)
+def test_attention_with_a_dimension_for_the_heads(writer: str, tmp_path: Path) -> None:
+    front, after, end, out = ATTENTION[writer]
+    ends = (end, end.replace("kernel", "bias").replace(".0", ".1"))
+    names = [f"{front}{name}{after}" for name in ("query", "key", "value")]
+    arrays, made = as_torch(writer, {
+        **{f"{name}{ends[0]}": (6, 2, 4) for name in names}, **{f"{name}{ends[1]}": (2, 4) for name in names},
+        f"{front}{out}{ends[0]}": (2, 4, 6), f"{front}{out}{ends[1]}": (6,),
+    }, tmp_path)  # fmt: skip
+    dot, front = ("/" if writer == "tensorflow" else "."), front.removeprefix("params.")
+    wanted = {
+        **{f"{name}{ends[0]}": heads_last(arrays[f"{name}{ends[0]}"]) for name in names},
+        **{f"{name}{ends[1]}": arrays[f"{name}{ends[1]}"].reshape(-1) for name in names},
+    }
+    plain = {
+        key.removeprefix("params.").replace(ends[0], f"{dot}weight").replace(ends[1], f"{dot}bias"): value
+        for key, value in wanted.items()
+    }
+    last = ATTENTION[writer][0] + out
+    plain[f"{front}{out}{dot}weight"] = heads_first(arrays[f"{last}{ends[0]}"])
+    plain[f"{front}{out}{dot}bias"] = arrays[f"{last}{ends[1]}"]
+    assert equal(made, plain)
+
+
+@pytest.mark.parametrize("writer", ["hdf5", "keras", "tensorflow"])
+def test_gates_of_a_gru(writer: str, tmp_path: Path) -> None:
+    keys = {
+        "hdf5": [f"m.gru_cell.{name}" for name in ("kernel", "recurrent_kernel", "bias")],
+        "keras": [f"layers.gru.cell.vars.{part}" for part in range(3)],
+        "tensorflow": [f"m/gru_cell/{name}" for name in ("kernel", "recurrent_kernel", "bias")],
+    }[writer]
+    arrays, made = as_torch(writer, dict(zip(keys, ((5, 12), (4, 12), (2, 12)), strict=True)), tmp_path)
+    order = [*range(4, 8), *range(4), *range(8, 12)]
+    kernel, recurrent, bias = (arrays[key][..., order] for key in keys)
+    front = {"hdf5": "m.", "keras": "layers.gru.", "tensorflow": "m/"}[writer]
+    wanted = {"weight_ih_l0": kernel.T, "weight_hh_l0": recurrent.T, "bias_ih_l0": bias[0], "bias_hh_l0": bias[1]}
+    assert equal(made, {front + name: value for name, value in wanted.items()})
+
+
+DEPTHWISE = "does not say whether it is a depthwise"
+MISREAD: dict[str, tuple[str, Shapes, str]] = {
+    "attention under another name": ("flax", {"params.a.query.kernel": (4, 2, 2), "params.a.out.kernel": (2, 2, 4)},
+                                     "dimension for the heads"),
+    "its bias": ("hdf5", {"a.dense.kernel": (4, 2, 2), "a.dense.bias": (2, 2)}, "dimension for the heads"),
+    "ConvTranspose": ("flax", {"params.ConvTranspose_0.kernel": (3, 3, 2, 4)}, "mirrored"),
+    "GRU of Flax": ("flax", {"params.cell.hz.kernel": (4, 4)}, "GRU"),
+    "GRU before reset_after": ("hdf5", {"m.gru_cell.bias": (12,), "m.gru_cell.kernel": (5, 12)}, "reset_after=False"),
+    "depthwise": ("hdf5", {"a.own.kernel": (3, 3, 4, 1), "a.own.bias": (4,)}, DEPTHWISE),
+    "depthwise, multiplied": ("hdf5", {"a.own.kernel": (3, 3, 4, 2), "a.own.bias": (8,)}, DEPTHWISE),
+    "depthwise without a bias": ("tensorflow", {"a/own/_kernel": (3, 3, 4, 1)}, DEPTHWISE),
+}  # fmt: skip
+"""What a line of the table would take for another layer: format, arrays, a word of the message."""
+
+
+@pytest.mark.parametrize("what", MISREAD)
+@pytest.mark.parametrize("verb", ["convert", "match"])
+def test_what_the_table_would_misread_is_refused(what: str, verb: str, tmp_path: Path) -> None:
+    writer, shapes, word = MISREAD[what]
+    if writer == "hdf5":
+        pytest.importorskip("h5py")
+    path = tmp_path / f"in{WRITERS[writer].suffix}"
+    WRITERS[writer].save(numbered(shapes), path)
+    save_file({"fc.weight": np.ones((4, 4), "f4")}, tmp_path / "like.safetensors")
+    with pytest.raises(errors.Refused, match=word) as caught:
+        if verb == "convert":
+            ckptfix.convert(path, tmp_path / "out.safetensors", names="torch")
+        else:
+            ckptfix.match(path, tmp_path / "out.safetensors", like=tmp_path / "like.safetensors")
+    assert caught.value.where in shapes and not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize(("kernel", "bias"), [((3, 3, 4, 1), (1,)), ((3, 3, 1, 1), None), ((3, 3, 4, 2), (4,)),
+                                              ((3, 3, 4, 2), None)])  # fmt: skip
+def test_plain_and_transposed_convolutions_are_not_refused(
+    kernel: tuple[int, ...], bias: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    shapes = {"a.own.kernel": kernel} | ({} if bias is None else {"a.own.bias": bias})
+    arrays, made = as_torch("hdf5", shapes, tmp_path)
+    assert np.array_equal(made["a.own.weight"], arrays["a.own.kernel"].transpose(3, 2, 0, 1))
+
+
+@pytest.mark.parametrize("multiplier", [1, 2])
+def test_a_depthwise_kernel_has_the_shape_of_torch(multiplier: int, tmp_path: Path) -> None:
+    arrays, made = as_torch("hdf5", {"w.depthwise_kernel": (3, 5, 4, multiplier)}, tmp_path)
+    kernel = arrays["w.depthwise_kernel"]
+    wanted = [kernel[:, :, channel, part] for channel in range(4) for part in range(multiplier)]
+    assert np.array_equal(made["w.weight"], np.stack(wanted)[:, None])
 
 
 def test_layers_are_not_turned_back(tmp_path: Path) -> None:
@@ -274,3 +375,45 @@ def test_match_turns_kernels(writer: str, tmp_path: Path) -> None:
     turned = [arrays[layers[0]].transpose(3, 2, 0, 1), arrays[layers[1]], arrays[layers[2]].T, arrays[layers[3]].T]
     assert equal(made, dict(zip(("stem.weight", "stem.bias", "a.weight", "b.weight"), turned, strict=True)))
     assert any("table" in note for note in result.notes)
+
+
+def test_match_turns_a_gru(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    keys = ("a.gru_cell.kernel", "a.gru_cell.recurrent_kernel", "a.gru_cell.bias", "b.fc.kernel")
+    arrays = numbered(dict(zip(keys, ((4, 12), (4, 12), (2, 12), (4, 4)), strict=True)))
+    WRITERS["hdf5"].save(arrays, tmp_path / "in.h5")
+    fc = torch.nn.Linear(4, 4, bias=False)
+    model = torch.nn.ModuleDict({"rnn": torch.nn.GRU(4, 4), "head": fc})
+    torch.save(model.state_dict(), tmp_path / "like.pth")
+    ckptfix.match(tmp_path / "in.h5", tmp_path / "out.pth", like=tmp_path / "like.pth")
+    made = {key: value.numpy() for key, value in torch.load(tmp_path / "out.pth").items()}
+    order = [*range(4, 8), *range(4), *range(8, 12)]
+    kernel, recurrent, bias = (arrays[key][..., order] for key in keys[:3])
+    assert equal(made, {
+        "rnn.weight_ih_l0": kernel.T, "rnn.weight_hh_l0": recurrent.T, "rnn.bias_ih_l0": bias[0],
+        "rnn.bias_hh_l0": bias[1], "head.weight": arrays[keys[3]].T,
+    })  # fmt: skip
+
+
+def test_match_turns_what_has_a_line_and_names_what_has_none(tmp_path: Path) -> None:
+    """A layer that the table does not know must not leave the square kernels of the others unturned."""
+    arrays = numbered({"params.fc.kernel": (4, 4), "params.fc.bias": (4,), "params.own.table": (7, 3)})
+    WRITERS["flax"].save(arrays, tmp_path / "in.msgpack")
+    model = torch.nn.ModuleDict({"head": torch.nn.Linear(4, 4), "own": torch.nn.Embedding(7, 3)})
+    torch.save(model.state_dict(), tmp_path / "like.pth")
+    result = ckptfix.match(tmp_path / "in.msgpack", tmp_path / "out.pth", like=tmp_path / "like.pth")
+    made = {key: value.numpy() for key, value in torch.load(tmp_path / "out.pth").items()}
+    assert np.array_equal(made["head.weight"], arrays["params.fc.kernel"].T)
+    assert np.array_equal(made["own.weight"], arrays["params.own.table"])
+    assert any("no line for params.own.table" in note for note in result.notes)
+
+
+def test_match_of_an_lstm_without_its_second_bias_names_it(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    shapes = {"a.lstm_cell.kernel": (5, 12), "a.lstm_cell.recurrent_kernel": (3, 12), "a.lstm_cell.bias": (12,)}
+    WRITERS["hdf5"].save(numbered(shapes), tmp_path / "in.h5")
+    torch.save(torch.nn.ModuleDict({"rnn": torch.nn.LSTM(5, 3)}).state_dict(), tmp_path / "like.pth")
+    with pytest.raises(errors.CkptfixError) as caught:
+        ckptfix.match(tmp_path / "in.h5", tmp_path / "out.pth", like=tmp_path / "like.pth")
+    print(caught.value, caught.value.hint)
+    assert "bias_hh_l0" in f"{caught.value} {caught.value.hint}"

@@ -278,6 +278,7 @@ def steps(
     with about(checkpoint.path):
         made = tuple(RouteStep(one, one.rules(sizes)) for one in way)
     _refuse_widths(checkpoint, made[0].rules, at)
+    refuse_kernels(checkpoint, made[0].rules, at)
     return made
 
 
@@ -309,6 +310,53 @@ def _refuse_widths(checkpoint: Checkpoint, rules: Rules, at: str | None) -> None
     if len(widths) > 1:
         message = f"heads would have different sizes: {'; '.join(widths.values())}"
         raise Refused(message, path=checkpoint.path, hint="state the numbers of heads with --heads N --kv-heads N")
+
+
+def refuse_kernels(checkpoint: Checkpoint, rules: Rules, at: str | None) -> None:
+    """Raise `Refused` for a tensor that a line takes for one of another layer, as its shape and those beside it show.
+
+    Keras 3 and Flax call the kernels of all layers alike. That of a depthwise convolution is (height, width, channels,
+    multiplier), and a bias has all its outputs; attention has (heads, size of a head, outputs) after its values.
+    """
+    lines = [(NameRule(name, ""), rule) for rule in rules.tensors for name in rule.old.names]
+    if not any(rule.operations[0].name == "outputs" for _, rule in lines):
+        return
+    depthwise = any("depthwise" in rule.old.text for _, rule in lines)
+    shapes = {entry.key: entry.shape for entry in _entries(checkpoint, at)}
+    for key, shape in shapes.items():
+        if len(shape) > 1 and (len(shape) == 2 or "kernel" not in key):
+            continue
+        rule = next((rule for pattern, rule in lines if pattern.values(key) is not None), None)
+        first = rule.operations[0].name if rule is not None else ""
+        message = ""
+        if first == "unstack" and len(shape) == 1:
+            message = "it is of a GRU with reset_after=False, which torch does not have"
+        elif first == "outputs" and len(shape) > 2:
+            message = _misread(key, shape, shapes, depthwise)
+        if message:
+            hint = "a line for it in a rules file, which --map FILE takes, says otherwise"
+            raise Refused(message, path=checkpoint.path, where=key, hint=hint)
+
+
+def _misread(key: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], depthwise: bool) -> str:
+    """Return why a kernel may not be that of a convolution; empty if it may."""
+    inputs, outputs = shape[-2:]
+    bias = next((shapes[one] for one in _biases(key) if one in shapes), None)
+    front = key.removesuffix("out.kernel")
+    if (front != key and len(shapes.get(f"{front}query.kernel", ())) == 3) or (bias is not None and len(bias) > 1):
+        return "it is of attention with a dimension for the heads, and the table takes it for a convolution"
+    alone = outputs == 1 < inputs
+    # A bias as long as the inputs is one of a transposed convolution, whose outputs come before its inputs.
+    fits = not alone if bias is None else bias == (outputs,) or (bias == (inputs,) and not alone)
+    if depthwise and not fits:
+        return f"its name does not say whether it is a depthwise convolution, which its shape {list(shape)} may be"
+    return ""
+
+
+def _biases(key: str) -> Iterator[str]:
+    front, _, end = key.rpartition("kernel")
+    yield f"{front}bias{end}"
+    yield f"{front.removesuffix('_')}bias{end}"
 
 
 def _unknown(rows: Sequence[NameConversion], old: str | None, new: str) -> Refused:

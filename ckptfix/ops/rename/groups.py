@@ -91,6 +91,9 @@ def grouped(keys: Sequence[str], rules: Rules, current: Mapping[str, str]) -> Gr
                 break
             rule, part, values = line
             made.used.add(rule.line)
+            if rule.operations[0].name == "refuse":
+                hint = "leave the layer out, or convert without the table and change the tensor in torch"
+                raise Refused(rule.operations[0].reason, where=key, hint=hint)
             if rule.adds:
                 made.added.setdefault(key, []).append(TensorGroup(rule, values, {(0, 0): key}))
                 continue

@@ -253,6 +253,24 @@ def _outputs(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     return byte_view.permuted(array, order)
 
 
+def _flatten(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
+    count = len(array.shape)
+    if not count:
+        raise Misfit("it has no dimensions")
+    first, last = (_dim(operation, count, option=operation.number(name, at)) for name, at in (("first", 0), ("last", -1)))
+    if last < first:
+        raise Misfit(f"it has {plural(count, 'dimension')}, and the last comes before the first")
+    return _flat(array, first, last - first + 1)
+
+
+def _order(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
+    dim, parts = _dim(operation, len(array.shape)), operation.numbers("to") or ()
+    size, rest = divmod(array.shape[dim], len(parts))
+    if rest:
+        raise Misfit(f"{array.shape[dim]} rows cannot be divided into {plural(len(parts), 'equal part')}")
+    return byte_view.joined([byte_view.narrowed(array, dim, part * size, size) for part in parts], dim, worker.name)
+
+
 def _add(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     if worker.dtype not in byte_view.FLOAT_BITS:
         raise Misfit(f"it adds to numbers of {', '.join(byte_view.FLOAT_BITS)}, and these are {worker.dtype}")
@@ -337,5 +355,7 @@ _EACH: dict[str, Callable[[Worker, Operation, ByteView], ByteView]] = {
     "rope": _rope,
     "rows": _rows,
     "outputs": _outputs,
+    "flatten": _flatten,
+    "order": _order,
     "add": _add,
 }
