@@ -100,7 +100,7 @@ class Line:
 
     def each(self, value: torch.Tensor) -> torch.Tensor:
         for _ in range(self.rng.randint(0, 2)):
-            value = getattr(self, self.rng.choice(("transpose", "permute", "reshape", "rope", "rows")))(value)
+            value = getattr(self, self.rng.choice(("transpose", "permute", "reshape", "rope", "rows", "order")))(value)
         return value
 
     def transpose(self, value: torch.Tensor) -> torch.Tensor:
@@ -139,6 +139,15 @@ class Line:
         return through(
             value, lambda one: unflat(one, dim, sizes).transpose(dim + 1, dim + 2).flatten(dim, dim + 2)
         )
+
+    def order(self, value: torch.Tensor) -> torch.Tensor:
+        dim = self.rng.randrange(value.dim())
+        size = value.shape[dim]
+        count = self.rng.choice([one for one in range(1, size + 1) if not size % one])
+        to = self.rng.sample(range(count), count)
+        self.steps.append(f"order dim={dim} to={','.join(map(str, to))}")
+        width = size // count
+        return cat([value.narrow(dim, part * width, width) for part in to], dim)
 
     def rows(self, value: torch.Tensor) -> torch.Tensor:
         dim = self.rng.randrange(value.dim())

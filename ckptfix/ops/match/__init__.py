@@ -22,6 +22,7 @@ from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
+from ckptfix.io.virtual_files import SplicedFile
 from ckptfix.names.rulefile import TensorRule
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
@@ -172,6 +173,11 @@ def match(
         inputs=inputs,
         allow_import=allow_import,
     )
+    origin = source.origin if isinstance(source, SplicedFile) else ""
+    if origin and found.refusals:
+        # One command of several: its refusal ends them all, and the lines of it say what is missing.
+        found.refusals[0].path = origin
+        raise found.refusals[0]
     if dry_run and not in_place:
         return preview(found, "" if dest is None else dest)
     return write(found, dest, how)

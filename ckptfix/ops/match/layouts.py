@@ -8,6 +8,7 @@ matched without its table: where the table or the matching cannot say how a tens
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -32,6 +33,9 @@ from ckptfix.ops.target.targets import ExpectedModel
 
 LAYERS = "torch"
 """The ecosystem of tables whose conversions keep the names of modules, and turn what is in them."""
+
+
+_BIAS = re.compile(r"(bias_[ih]h)(?:_l\d+)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,16 @@ def of_original(found: Turned, matching: Matching, operations: Operations) -> tu
         notes=(*matching.notes, f"names and layouts are turned into torch's by the table {found.table}"),
     )
     whole = {one.old: one for one in taken.values()} | turns
-    return made, replace(operations, taken=tuple(whole.values()))
+    questions = (*_one_bias(found, matching), *operations.questions)
+    return made, replace(operations, taken=tuple(whole.values()), questions=questions)
+
+
+def _one_bias(found: Turned, matching: Matching) -> Iterator[str]:
+    """Yield what an LSTM lacks: Keras and Flax have one bias for both products of a gate."""
+    for name in matching.missing:
+        end = _BIAS.search(name)
+        if end is not None and not any(key.endswith(end[0]) for key in found.steps):
+            yield f"IN has no {name}: its layer has one bias where torch has two; set {name} to zeros"
 
 
 def _taken(found: Turned, operations: Operations) -> Iterator[tuple[str, FusedTensors]]:

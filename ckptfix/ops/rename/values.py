@@ -257,7 +257,8 @@ def _flatten(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     count = len(array.shape)
     if not count:
         raise Misfit("it has no dimensions")
-    first, last = (_dim(operation, count, option=operation.number(name, at)) for name, at in (("first", 0), ("last", -1)))
+    ends = operation.number("first", 0), operation.number("last", -1)
+    first, last = (_dim(operation, count, option=end) for end in ends)
     if last < first:
         raise Misfit(f"it has {plural(count, 'dimension')}, and the last comes before the first")
     return _flat(array, first, last - first + 1)

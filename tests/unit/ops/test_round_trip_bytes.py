@@ -37,6 +37,7 @@ STATES = {
     "transpose": (lambda: drawn(a=(1,), w=(3, 4), z=(2,)), "w -> w.weight | transpose"),
     "permute": (lambda: drawn(a=(1,), w=(3, 4, 5), z=(2,)), "w -> w | permute dims=2,0,1"),
     "rope": (lambda: drawn(a=(1,), w=(8, 4), z=(2,)), "w -> x | rope heads=2 to=half"),
+    "order": (lambda: drawn(a=(1,), w=(4, 6), z=(2,)), "w -> x | order dim=1 to=2,0,1"),
     "interleave": (lambda: drawn(q=(4, 3), k=(4, 3), v=(4, 3)), "{q,k,v} -> qkv | interleave groups=2"),
 }
 
