@@ -6,29 +6,38 @@
     Keras 3      layers/dense/vars/0, optimizer/vars/0
 
 A dataset that is stored in one piece is a range of the file; a compressed or chunked one is read through h5py, block
-by block. Links and data outside the file are never followed. The package h5py parses the file: it is the extra hdf5.
-Attributes are not read: on a damaged heap of texts, HDF5 2.0 never returns.
+by block. Links and data outside the file are never followed. The package h5py parses the file, in a process with limits
+of time and memory (`hdf5_child`): it is the extra hdf5. Attributes are not read: on a damaged heap of texts, HDF5 2.0
+never returns.
 Source: keras/src/saving/saving_lib.py, keras/src/legacy/saving/legacy_h5_format.py.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived
-from ckptfix.errors import CkptfixError, DamagedFile
+from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.arrays import hdf5_child
 from ckptfix.formats.arrays.common import Array, checkpoint_of, numpy_kind, read_only
 from ckptfix.formats.signs import Beginning, hdf5, zip_of
 from ckptfix.io.source import open_source
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import read_directory
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 NAME = "hdf5"
 
@@ -37,8 +46,6 @@ WEIGHTS = "model.weights.h5"
 
 OPTIMIZER = ("optimizer_weights", "optimizer", "_trackable_optimizer")
 """Groups at the top that hold the state of an optimizer."""
-
-MOST_DATASETS = 1 << 20
 
 BLOCK = 1 << 22
 """Bytes of a compressed dataset that are read at once, at least a row."""
@@ -65,67 +72,117 @@ def score_keras(path: str, head: bytes, size: int) -> int:
         return 0
 
 
-class _Part:
-    """A range of a file as h5py reads it: a file object that cannot leave the range."""
+class Hdf5Process:
+    """A process in which h5py reads a part of a file; see `hdf5_child`. It is started when it is first asked."""
 
     def __init__(self, path: str, start: int, size: int) -> None:
-        self._source = open_source(path).__enter__()
-        self._start, self._size, self._at = start, size, 0
+        self._path, self._start, self._size = path, start, size
+        self._child: Popen[bytes] | None = None
+        self._lock = Lock()
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what the file holds, in rows of `hdf5_child`.
 
-    def tell(self) -> int:
-        return self._at
+        Raises:
+            DamagedFile: the library cannot read it, does not finish, or crashes.
+            Refused: no process can be started.
+        """
+        with self._lock:
+            self._ask(None)
+            made: list[dict[str, Any]] = []
+            while (row := self._row()) is not None:
+                made.append(row)
+            assert self._child is not None
+            # Most files need no further answer, and a search of folders opens many.
+            child, self._child = self._child, None
+            _ended(child)
+            return made
 
-    def read(self, count: int = -1) -> bytes:
-        left = max(self._size - self._at, 0)
-        data = self._source.read(self._start + self._at, left if count < 0 else min(count, left))
-        self._at += len(data)
+    def block(self, name: str, first: int, last: int) -> bytes:
+        """Return rows of a dataset.
+
+        Raises:
+            DamagedFile: as `rows`.
+        """
+        with self._lock:
+            self._ask([name, first, last])
+            kind, data = self._message()
+            if kind == b"J":
+                self._stop(json.loads(data), name)
+            return data
+
+    def _ask(self, request: object) -> None:
+        if self._child is None:
+            self._child = self._started()
+            self._send(json.dumps(self._size).encode() + b"\n")
+            self._row()
+        self._send(json.dumps(request).encode() + b"\n")
+
+    def _started(self) -> Popen[bytes]:
+        from subprocess import DEVNULL, PIPE, Popen
+        from weakref import finalize
+
+        words = [sys.executable, "-I", hdf5_child.__file__, json.dumps([path for path in sys.path if path])]
+        # Without its threads, numpy needs little of the address space that the process may have.
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        try:
+            child = Popen(words, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment)
+        except OSError as error:
+            message = f"reading HDF5 needs another process, which failed: {error.strerror or error}"
+            raise Refused(message, path=self._path) from None
+        finalize(self, _ended, child)
+        return child
+
+    def _send(self, data: bytes) -> None:
+        assert self._child is not None and self._child.stdin is not None
+        try:
+            self._child.stdin.write(data)
+            self._child.stdin.flush()
+        except OSError:
+            raise self._died() from None
+
+    def _take(self, count: int) -> bytes:
+        assert self._child is not None and self._child.stdout is not None
+        data = self._child.stdout.read(count)
+        if len(data) < count:
+            raise self._died()
         return data
 
-    def readinto(self, target: Any) -> int:
-        data = self.read(len(target))
-        target[: len(data)] = data
-        return len(data)
+    def _message(self) -> tuple[bytes, bytes]:
+        """Return the next message, and serve the ranges that are asked for before it."""
+        while True:
+            kind, length = hdf5_child.HEAD.unpack(self._take(hdf5_child.HEAD.size))
+            data = self._take(length)
+            if kind != b"R":
+                return kind, data
+            at, count = hdf5_child.RANGE.unpack(data)
+            with open_source(self._path) as source:
+                count = min(count, max(self._size - at, 0))
+                part = source.read(self._start + at, count) if count else b""
+            self._send(hdf5_child.LENGTH.pack(len(part)) + part)
 
-    def flush(self) -> None:
-        """Do nothing: the file is only read."""
+    def _row(self) -> dict[str, Any] | None:
+        _, data = self._message()
+        row: dict[str, Any] | None = json.loads(data)
+        self._stop(row, None)
+        return row
 
-    def truncate(self, size: int) -> None:
-        raise OSError("the file is only read")
+    def _stop(self, row: Mapping[str, Any] | None, name: str | None) -> None:
+        if row is not None and "stop" in row:
+            raise DamagedFile(row["stop"], path=self._path, where=name)
 
-    def write(self, data: bytes) -> int:
-        raise OSError("the file is only read")
-
-    def close(self) -> None:
-        self._source.close()
-
-
-@contextmanager
-def _opened(path: str, start: int, size: int) -> Iterator[Any]:
-    """Open a part of a file as HDF5.
-
-    Raises:
-        DamagedFile: the library cannot open it.
-    """
-    import h5py
-
-    part = _Part(path, start, size)
-    try:
-        try:
-            file = h5py.File(part, "r", driver="fileobj", locking=False)
-        except (OSError, ValueError, RuntimeError, TypeError) as error:
-            raise DamagedFile(f"HDF5 cannot open it: {_first_line(error)}", path=path) from None
-        with file:
-            yield file
-    finally:
-        part.close()
+    def _died(self) -> DamagedFile:
+        assert self._child is not None
+        child, self._child = self._child, None
+        _ended(child)
+        ways = {-getattr(signal, "SIGXCPU", 0): f"did not finish within {hdf5_child.CALL_SECONDS} seconds of computing"}
+        said = ways.get(child.returncode, f"ended its process (status {child.returncode})")
+        return DamagedFile(f"HDF5 cannot read it: the library {said}", path=self._path)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:200]
+def _ended(child: Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()
 
 
 def read(path: str) -> Checkpoint:
@@ -156,97 +213,47 @@ def read_keras(path: str) -> Checkpoint:
 
 
 def _read(path: str, name: str, start: int, length: int, size: int) -> Checkpoint:
-    findings: list[Finding] = []
-    with _opened(path, start, length) as file:
-        try:
-            arrays = list(_arrays(path, start, length, file, findings))
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-            raise DamagedFile(f"HDF5 cannot read it: {_first_line(error)}", path=path) from None
+    process = Hdf5Process(path, start, length)
+    made = [_array(path, start, length, row, process) for row in process.rows()]
+    arrays = [one for one in made if isinstance(one, Array)]
+    findings = [one for one in made if isinstance(one, Finding)]
     optimizers = {array.at for array in arrays if array.at}
     return checkpoint_of(path, name, size, arrays, traits={}, findings=findings, optimizer=tuple(optimizers))
 
 
-def _arrays(path: str, start: int, length: int, file: Any, findings: list[Finding]) -> Iterator[Array]:
-    """Yield the datasets of a file, in the order in which they were created where the file knows it."""
-    import h5py
-
-    stack: list[tuple[tuple[str, ...], Any]] = [((), file)]
-    seen: set[Any] = set()
-    count = 0
-    while stack:
-        where, group = stack.pop()
-        inside: list[tuple[tuple[str, ...], Any]] = []
-        for key in group:
-            place = (*where, key)
-            shown = ".".join(place)
-            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-                message = "it is a link to other data, which is not followed"
-                findings.append(found("bad-tensor", message, where=shown))
-                continue
-            try:
-                item = group[key]
-            except (OSError, KeyError, ValueError, RuntimeError) as error:
-                findings.append(found("bad-tensor", f"HDF5 cannot read it: {_first_line(error)}", where=shown))
-                continue
-            count += 1
-            if count > MOST_DATASETS:
-                raise DamagedFile(f"the file has more than {MOST_DATASETS:,} objects", path=path)
-            if isinstance(item, h5py.Group):
-                identity = h5py.h5o.get_info(item.id).addr
-                if identity not in seen:
-                    seen.add(identity)
-                    inside.append((place, item))
-            elif isinstance(item, h5py.Dataset):
-                made = _array(path, start, length, place, item)
-                if isinstance(made, Finding):
-                    findings.append(made)
-                else:
-                    yield made
-        stack += reversed(inside)
-
-
-def _array(path: str, start: int, length: int, where: tuple[str, ...], item: Any) -> Array | Finding:
+def _array(path: str, start: int, length: int, row: Mapping[str, Any], process: Hdf5Process) -> Array | Finding:
+    where: list[str] = row["where"]
     at = where[0] if len(where) > 1 and where[0] in OPTIMIZER else ""
     key = ".".join(where[1:] if at else where)
     shown = ".".join(where)
-    if item.external or item.is_virtual:
-        return found("bad-tensor", "its data is in another file, which is not opened", where=shown)
-    kind = numpy_kind(item.dtype.str) if item.dtype.kind != "O" and item.shape is not None else None
+    if "bad" in row:
+        return found("bad-tensor", row["bad"], where=shown)
+    kind = numpy_kind(row["code"])
     if kind is None:
         return found("not-taken", "it holds text or records, and is not a tensor", where=shown)
-    shape = tuple(int(size) for size in item.shape)
+    shape = tuple(row["shape"])
     nbytes = math.prod(shape) * kind.itemsize
-    offset = item.id.get_offset()
-    plain = item.chunks is None and offset is not None
-    if not plain and nbytes > item.id.get_storage_size() * 1100 + (1 << 20):
+    offset, stored = row["offset"], row["stored"]
+    if offset is None and nbytes > stored * 1100 + (1 << 20):
         # Deflate packs at most 1,032 bytes in one; what was never written takes no space.
-        stored = item.id.get_storage_size()
         return found("bad-tensor", f"{stored} stored bytes cannot hold its {nbytes}", where=shown)
     data: Data
-    if plain:
-        data = ByteRange(path, start + int(offset), nbytes)
+    if offset is not None:
+        data = ByteRange(path, start + offset, nbytes)
     else:
-        reader = partial(_chunks, path, start, length, item.name)
+        reader = partial(_chunks, process, row["name"], shape, kind.itemsize)
         data = Derived(nbytes, reader, "HDF5", (ByteRange(path, start, length),))
     if kind.dtype is None:
-        return Array(key, None, (nbytes,), data, kind=item.dtype.str, at=at)
+        return Array(key, None, (nbytes,), data, kind=row["code"], at=at)
     return Array(key, kind.dtype, shape, data, kind.itemsize, big=kind.big, at=at)
 
 
-def _chunks(path: str, start: int, length: int, name: str) -> Iterator[bytes]:
+def _chunks(process: Hdf5Process, name: str, shape: tuple[int, ...], itemsize: int) -> Iterator[bytes]:
     """Yield the bytes of a dataset that is not stored in one piece, some rows at a time."""
-    with _opened(path, start, length) as file:
-        item = file[name]
-        try:
-            if not item.shape:
-                yield item[()].tobytes()
-                return
-            row = max(item.dtype.itemsize * math.prod(item.shape[1:]), 1)
-            step = max(BLOCK // row, 1)
-            for first in range(0, item.shape[0], step):
-                yield item[first : first + step].tobytes()
-        except (OSError, ValueError, RuntimeError) as error:
-            raise DamagedFile(f"HDF5 cannot read {name}: {_first_line(error)}", path=path) from None
+    row = max(itemsize * math.prod(shape[1:]), 1)
+    step = max(BLOCK // row, 1)
+    for first in range(0, shape[0] if shape else 1, step):
+        yield process.block(name, first, first + step)
 
 
 FORMAT = read_only(NAME, "HDF5 file (Keras)", score, read)

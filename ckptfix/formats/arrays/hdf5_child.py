@@ -1,0 +1,215 @@
+"""The process in which h5py parses a file, so that a loop or a crash of the library ends no other one.
+
+It opens no file: it asks its parent for each range. Messages of this process begin with a letter and a length::
+
+    R offset, count   the parent answers with the length of the bytes, and the bytes
+    J text            a row of an answer, as JSON; the last one of an answer is null
+    D bytes           a block of a dataset, the last part of an answer
+
+The parent's requests are lines of JSON. This file imports nothing of the package: it runs without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+HEAD = struct.Struct("<cQ")
+RANGE = struct.Struct("<QQ")
+LENGTH = struct.Struct("<Q")
+
+CALL_SECONDS = 10
+"""Seconds of computing that one object or block may take."""
+
+LIST_SECONDS = 120
+"""Seconds of computing that the list of a file may take."""
+
+MEMORY = 3 << 30
+"""Bytes of address space that this process may have."""
+
+MOST_DATASETS = 1 << 20
+
+ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, MemoryError, OverflowError)
+"""What h5py raises for a file that it cannot read."""
+
+
+class Served:
+    """A file object whose bytes the parent has."""
+
+    def __init__(self, given: BinaryIO, answers: BinaryIO, size: int) -> None:
+        self._given, self._answers, self._size, self._at = given, answers, size, 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, count: int = -1) -> bytes:
+        left = max(self._size - self._at, 0)
+        count = left if count < 0 else min(count, left)
+        self._answers.write(HEAD.pack(b"R", RANGE.size) + RANGE.pack(self._at, count))
+        self._answers.flush()
+        (length,) = LENGTH.unpack(self._given.read(LENGTH.size))
+        data = self._given.read(length)
+        self._at += len(data)
+        return data
+
+    def readinto(self, target: Any) -> int:
+        data = self.read(len(target))
+        target[: len(data)] = data
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: the file is only read."""
+
+    def truncate(self, size: int) -> None:
+        raise OSError("the file is only read")
+
+    def write(self, data: bytes) -> int:
+        raise OSError("the file is only read")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the text of an error, cut to a line."""
+    return (str(error).partition("\n")[0] or type(error).__name__)[:200]
+
+
+class Limits:
+    """The limits of this process, where the system has them."""
+
+    def __init__(self) -> None:
+        self._end = 0.0
+        with suppress(ImportError, ValueError, OSError):
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+    def begin(self, seconds: float) -> None:
+        """Start the time of an answer."""
+        self._end = sum(os.times()[:2]) + seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """Start the time of a call, which ends with that of the answer at the latest."""
+        with suppress(ImportError, ValueError, OSError):
+            import resource
+
+            most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+            used = sum(os.times()[:2])
+            soft = int(min(used + CALL_SECONDS, max(self._end, used))) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (soft if most < 0 else min(soft, most), most))
+
+
+def rows(file: Any, limits: Limits) -> Iterator[dict[str, Any]]:
+    """Yield what a file holds: a dataset, or why one cannot be read."""
+    import h5py
+
+    stack: list[tuple[tuple[str, ...], Any]] = [((), file)]
+    seen: set[Any] = set()
+    count = 0
+    while stack:
+        where, group = stack.pop()
+        inside: list[tuple[tuple[str, ...], Any]] = []
+        for key in group:
+            limits.renew()
+            place = (*where, key)
+            try:
+                if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+                    yield {"where": place, "bad": "it is a link to other data, which is not followed"}
+                    continue
+                item = group[key]
+                count += 1
+                if count > MOST_DATASETS:
+                    yield {"stop": f"the file has more than {MOST_DATASETS:,} objects"}
+                    return
+                if isinstance(item, h5py.Group):
+                    identity = h5py.h5o.get_info(item.id).addr
+                    if identity not in seen:
+                        seen.add(identity)
+                        inside.append((place, item))
+                elif isinstance(item, h5py.Dataset):
+                    yield dataset(place, item)
+            except ERRORS as error:
+                yield {"where": place, "bad": f"HDF5 cannot read it: {first_line(error)}"}
+        stack += reversed(inside)
+
+
+def dataset(place: tuple[str, ...], item: Any) -> dict[str, Any]:
+    """Return the row of a dataset."""
+    if item.external or item.is_virtual:
+        return {"where": place, "bad": "its data is in another file, which is not opened"}
+    code = item.dtype.str if item.dtype.kind != "O" and item.shape is not None else ""
+    shape = [int(size) for size in item.shape or ()]
+    offset = item.id.get_offset()
+    return {
+        "where": place,
+        "code": code,
+        "shape": shape,
+        "offset": None if item.chunks is not None or offset is None else int(offset),
+        "stored": int(item.id.get_storage_size()),
+        "name": item.name,
+    }
+
+
+def block(file: Any, name: str, first: int, last: int) -> bytes:
+    """Return rows of a dataset; its only number if it has no dimensions."""
+    item = file[name]
+    data: bytes = (item[first:last] if item.shape else item[()]).tobytes()
+    return data
+
+
+def serve(given: BinaryIO, answers: BinaryIO) -> None:
+    """Answer the requests of the parent until it ends."""
+    limits = Limits()
+    limits.begin(LIST_SECONDS)
+
+    def row(value: object) -> None:
+        text = json.dumps(value).encode()
+        answers.write(HEAD.pack(b"J", len(text)) + text)
+
+    size = json.loads(given.readline())
+    try:
+        import h5py
+
+        file = h5py.File(Served(given, answers, size), "r", driver="fileobj", locking=False)
+    except ERRORS as error:
+        row({"stop": f"HDF5 cannot open it: {first_line(error)}"})
+        answers.flush()
+        return
+    row(None)
+    answers.flush()
+    while line := given.readline():
+        request = json.loads(line)
+        try:
+            if request is None:
+                limits.begin(LIST_SECONDS)
+                for one in rows(file, limits):
+                    row(one)
+                row(None)
+            else:
+                limits.begin(CALL_SECONDS)
+                data = block(file, *request)
+                answers.write(HEAD.pack(b"D", len(data)) + data)
+        except ERRORS as error:
+            row({"stop": f"HDF5 cannot read it: {first_line(error)}"})
+        answers.flush()
+
+
+def main() -> None:
+    """Serve over the standard streams; what the library prints goes elsewhere."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()
