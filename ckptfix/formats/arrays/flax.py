@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, FileVersion
 from ckptfix.checkpoint.address import join
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported
@@ -26,7 +26,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.arrays.common import Array, checkpoint_of, concatenated, numpy_kind, read_only
 from ckptfix.formats.arrays.cursor import Cursor
 from ckptfix.formats.signs import Beginning, mapped
-from ckptfix.io.source import Source, open_source
+from ckptfix.io.source import Source, is_local, open_source
 
 NAME = "flax"
 
@@ -223,6 +223,7 @@ def read(path: str) -> Checkpoint:
     values: dict[str, object] = {}
     findings: list[Finding] = []
     optimizers: set[str] = set()
+    others: dict[str, FileVersion] = {}
     for where, value in _leaves(root, ()):
         at = where[0] if len(where) > 1 and where[0] in OPTIMIZER else ""
         key = ".".join(where[1:] if at else where)
@@ -236,13 +237,38 @@ def read(path: str) -> Checkpoint:
         elif isinstance(value, ByteRange):
             values[join(at, key)] = f"{value.length} bytes"
         elif isinstance(value, str) and value.startswith(ELSEWHERE):
-            message = "its array is in a folder beside this file, where orbax reads it"
-            findings.append(found("bad-tensor", message, where=join(at, key)))
+            try:
+                beside, files = _beside(path, value.removeprefix(ELSEWHERE), key, at)
+            except DamagedFile as error:
+                findings.append(found("bad-tensor", error.message, where=join(at, key)))
+                continue
+            others |= {one.path: one for one in files}
+            if isinstance(beside, Array):
+                optimizers |= {at} if at else set()
+                arrays.append(beside)
+            else:
+                values[join(at, key)] = beside
         else:
             values[join(at, key)] = value
     return checkpoint_of(
-        path, NAME, size, arrays, traits={}, values=values, findings=findings, optimizer=tuple(optimizers)
-    )
+        path, NAME, size, arrays, traits={}, values=values, findings=findings, optimizer=tuple(optimizers),
+        others=tuple(others.values()),
+    )  # fmt: skip
+
+
+def _beside(path: str, name: str, key: str, at: str) -> tuple[object, tuple[FileVersion, ...]]:
+    """Return the array that a tree of an older orbax names, or the value of a number, and the files that it is in.
+
+    Raises:
+        DamagedFile: it cannot be read, or nothing is installed that reads it.
+    """
+    from ckptfix.formats.arrays import orbax
+
+    if not is_local(path):
+        raise DamagedFile("its array is in a folder beside this file, which is read only where it is a local file")
+    if not orbax.available():
+        raise DamagedFile("its array is in a folder beside this file: pip install 'ckptfix[orbax]' to read it")
+    return orbax.array_beside(path, name, key, at)
 
 
 FORMAT = read_only(NAME, "Flax checkpoint (MessagePack)", score, read)

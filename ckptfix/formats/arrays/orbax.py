@@ -43,6 +43,9 @@ TREE = "_METADATA"
 STEP = "_CHECKPOINT_METADATA"
 """The file of a step, whose items are the folders in it."""
 
+STORE = "manifest.ocdbt"
+"""The file of a store that holds all arrays."""
+
 OPTIMIZER = ("opt_state", "optimizer_state", "opt")
 """Names at the top of a tree that hold the state of an optimizer, as flax's TrainState and MaxText call it."""
 
@@ -173,7 +176,7 @@ def read(path: str) -> Checkpoint:
             if row.kind in _NOTHING:
                 continue
             try:
-                made = _array(folder, stated, row, key, at)
+                made = _array(folder, stated, row, key, at, str(as_path(folder, TREE)))
             except DamagedFile as error:
                 findings.append(found("bad-tensor", error.message, where=join(at, key)))
                 continue
@@ -203,15 +206,44 @@ def _files(path: str) -> Iterator[FileVersion]:
             yield mark(file_inside(path, as_path(folder, name).relative_to(path).as_posix(), where=path))
 
 
-def _array(folder: str, stated: Mapping[str, Any], row: _Stored, key: str, at: str) -> Array | object:
+def array_beside(tree: str, name: str, key: str, at: str) -> tuple[Array | object, tuple[FileVersion, ...]]:
+    """Return an array that orbax, until 2023, stored beside the file `tree`, and the files that it is in.
+
+    Args:
+        name: the folder of the array, or its name in the one store of all arrays.
+
+    Raises:
+        DamagedFile: it is not there, or cannot be read.
+    """
+    folder = os.path.dirname(os.path.abspath(tree))
+    one_store = is_file(as_path(folder, STORE))
+    _refuse_name(name)
+    inside = as_path(folder) if one_store else as_path(folder, name)
+    if inside.is_symlink() or not inside.is_dir():
+        raise DamagedFile("the folder of its array is not beside this file")
+    files = tuple(_files(str(inside)))
+    made = _array(folder, {"use_ocdbt": one_store}, _Stored(tuple(name.split(".")), "jax.Array"), key, at, tree)
+    return made, tuple(one for one in files if not as_path(one.path).samefile(tree))
+
+
+def _refuse_name(name: str) -> None:
+    if any(part in name for part in ("/", "\\", "\0")) or name in ("", ".", ".."):
+        raise DamagedFile("its name leads out of the folder")
+
+
+def _array(
+    folder: str, stated: Mapping[str, Any], row: _Stored, key: str, at: str, tree: str
+) -> Array | object:
     """Return an array, or the value of a number.
+
+    Args:
+        tree: the file that names it.
 
     Raises:
         DamagedFile: tensorstore cannot open it, or nobody can read it.
     """
     name = ".".join(row.where)
-    if any(part in name for part in ("/", "\\", "\0")) or name in ("", ".", ".."):
-        raise DamagedFile("its name leads out of the folder")
+    _refuse_name(name)
     spec = _spec(folder, stated, name)
     store = _opened(spec, name)
     shape = tuple(int(size) for size in store.shape)
@@ -226,9 +258,8 @@ def _array(folder: str, stated: Mapping[str, Any], row: _Stored, key: str, at: s
     held = math.prod(chunk) * itemsize
     if held > MOST_CHUNK:
         raise DamagedFile(f"one of its chunks has {held:,} bytes, which is more than is read at once")
-    place = str(as_path(folder, TREE))
     nbytes = math.prod(shape) * itemsize
-    data = Derived(nbytes, partial(_chunks, spec, name, nbytes), "zarr", (ByteRange(place, 0, mark(place).stamp.size),))
+    data = Derived(nbytes, partial(_chunks, spec, name, nbytes), "zarr", (ByteRange(tree, 0, mark(tree).stamp.size),))
     if dtypes.find(kind) is None:
         return Array(key, None, (nbytes,), data, kind=kind, at=at)
     return Array(key, kind, shape, data, at=at)

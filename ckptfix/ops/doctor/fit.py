@@ -28,8 +28,10 @@ from ckptfix.ops import choose, quantized
 from ckptfix.ops.doctor import quantized_keys
 from ckptfix.ops.doctor.message_shapes import vocabulary
 from ckptfix.ops.doctor.message_side import LORA, PRUNED, pruned
-from ckptfix.ops.match import aligned, refuse_codes
+from ckptfix.ops.match import aligned, in_torchs_layout, refuse_codes
 from ckptfix.ops.match import plan as match_plan
+from ckptfix.ops.match.fused import Operations
+from ckptfix.ops.match.layouts import Unturned
 from ckptfix.ops.quantized import quantization_of
 from ckptfix.ops.rename import by_table
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
@@ -104,9 +106,15 @@ def _remedy(
         more: the file has keys that the model lacks, perhaps only further names of a tensor.
         values: compare bytes too, as `match` does.
     """
+
+    def fit(mine: ExpectedModel) -> tuple[Matching, Operations]:
+        return aligned(mine, target, values=values)
+
     try:
-        matching, operations = aligned(side, target, values=values)
+        matching, operations = in_torchs_layout(checkpoint, side, fit) or fit(side)
         planned = match_plan.plan(checkpoint, side, matching, operations)
+    except Unturned as error:
+        return f"no command, because of {error.where}: {error.message}"
     except CkptfixError:
         return None
     if quantized.lone(checkpoint, side.at or "", matching.left) or _takes_codes(checkpoint, side, target, matching):

@@ -229,7 +229,7 @@ def find(
 
         matching, operations = fit(one)
         if by == "structure" and blocks is None:
-            matching, operations = _in_torchs_layout(checkpoint, one, fit) or (matching, operations)
+            matching, operations = in_torchs_layout(checkpoint, one, fit) or (matching, operations)
         verdict = None
         if verify or source_model is not None:
             both = models(source_model or "", os.fspath(like), inputs, allow_import)
@@ -262,12 +262,22 @@ def find(
     )
 
 
-def _in_torchs_layout(
+def in_torchs_layout(
     checkpoint: Checkpoint,
     one: targets.ExpectedModel,
     fit: Callable[[targets.ExpectedModel], tuple[Matching, Operations]],
 ) -> tuple[Matching, Operations] | None:
-    """Match a file of another framework after the table of its layers; None if there is none."""
+    """Match a file of another framework after the table of its layers.
+
+    Args:
+        fit: matches the tensors to those of the target.
+
+    Returns:
+        None if there is no such table.
+
+    Raises:
+        Refused: the table or the matching cannot say how a tensor is stored.
+    """
     found = layouts.turned(checkpoint, one.at)
     if found is None:
         return None

@@ -38,6 +38,10 @@ LAYERS = "torch"
 _BIAS = re.compile(r"(bias_[ih]h)(?:_l\d+)?$")
 
 
+class Unturned(Refused):
+    """The table of the file's framework does not say how a tensor is stored in torch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turned:
     """A checkpoint with the names and layouts of torch's layers.
@@ -60,16 +64,16 @@ def turned(checkpoint: Checkpoint, at: str | None) -> Turned | None:
         None if no table is for its format, and none has a line for each key.
 
     Raises:
-        CkptfixError: a line of the table for its format does not fit a tensor, or refuses its layer.
+        Unturned: a line of the table for its format does not fit a tensor, or refuses its layer.
     """
     one, own = _table(checkpoint, at)
     if one is None:
         return None
     try:
         return _by(one, checkpoint, at)
-    except CkptfixError:
+    except CkptfixError as error:
         if own:
-            raise
+            raise Unturned(error.message, path=error.path, where=error.where, hint=error.hint) from None
         return None
 
 
@@ -152,8 +156,8 @@ def of_original(found: Turned, matching: Matching, operations: Operations) -> tu
     pairs: list[MatchedPair] = []
     turns: dict[tuple[str, ...], FusedTensors] = {}
     parts: dict[tuple[str, ...], list[str]] = {}
-    for new, (old, _) in steps.items():
-        parts.setdefault(old, []).append(new)
+    for name, (keys, _) in steps.items():
+        parts.setdefault(keys, []).append(name)
     target = {pair.source: pair.target for pair in matching.pairs}
     for pair in matching.pairs:
         old, own = steps[pair.source]

@@ -123,8 +123,91 @@ def test_what_is_not_read_is_named(name: str, tmp_path: Path) -> None:
     assert done.exit_code == 2 and all(word in done.output for word in NAMED[name]), done.output
 
 
-def test_a_tree_of_an_older_orbax_names_the_arrays_that_are_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").write_bytes(msgpack({"params": {"w": ARRAYS["weight"], "v": "PLACEHOLDER://params.v"}}))
+def older_orbax(folder: Path, *, ocdbt: bool) -> Path:
+    """A tree whose array v is stored beside it, as orbax did until 2023."""
+    from array_files import orbax
+
+    orbax({"params.v": ARRAYS["weight"]}, folder / "in", ocdbt=ocdbt)
+    (folder / "in" / "_METADATA").unlink()
+    tree = {"params": {"w": ARRAYS["bias"], "v": "PLACEHOLDER://params.v"}}
+    (folder / "in" / "checkpoint").write_bytes(msgpack(tree))
+    return folder / "in" / "checkpoint"
+
+
+@pytest.mark.parametrize("ocdbt", [False, True])
+def test_arrays_beside_the_tree_of_an_older_orbax_are_read(ocdbt: bool, tmp_path: Path) -> None:
+    pytest.importorskip("tensorstore")
+    path = older_orbax(tmp_path, ocdbt=ocdbt)
+    ckptfix.convert(path, tmp_path / "out.safetensors")
+    state = ckptfix.load_state_dict(tmp_path / "out.safetensors")
+    assert np.array_equal(state["params.v"].numpy(), ARRAYS["weight"])
+    assert np.array_equal(state["params.w"].numpy(), ARRAYS["bias"])
+
+
+@pytest.mark.parametrize("name", ["params.v", "../params.v", "", ".."])
+def test_a_tree_of_an_older_orbax_names_the_arrays_that_are_not_there(name: str, tmp_path: Path) -> None:
+    tree = {"params": {"w": ARRAYS["weight"], "v": f"PLACEHOLDER://{name}"}}
+    (tmp_path / "checkpoint").write_bytes(msgpack(tree))
     checkpoint = open_checkpoint(tmp_path / "checkpoint")
     assert [entry.key for entry in checkpoint.entries] == ["params.w"]
     assert [(row.id, row.where) for row in checkpoint.findings] == [("bad-tensor", "params.v")]
+
+
+def test_a_folder_of_an_array_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    pytest.importorskip("tensorstore")
+    path = older_orbax(tmp_path, ocdbt=False)
+    (path.parent / "params.v").rename(tmp_path / "elsewhere")
+    (path.parent / "params.v").symlink_to(tmp_path / "elsewhere")
+    checkpoint = open_checkpoint(path)
+    assert [entry.key for entry in checkpoint.entries] == ["params.w"] and len(checkpoint.findings) == 1
+
+
+OBJECTS: dict[str, tuple[str, str]] = {
+    "sklearn": ("sklearn.linear_model._logistic", "LogisticRegression"),
+    "StyleGAN": ("dnnlib.tflib.network", "Network"),
+}
+"""Whose pickle -> the module and the class of the object in it."""
+
+
+@pytest.mark.parametrize("what", OBJECTS)
+def test_pickles_of_objects_with_arrays_are_said_for_what_they_are(what: str, tmp_path: Path) -> None:
+    """Nothing of them is read: the object may do anything with its arrays. Its class is named."""
+    module, name = OBJECTS[what]
+    state = pickle.dumps({"coef_": ARRAYS["weight"]}, protocol=3)[2:-1]
+    text = [bytes([0x8C, len(word)]) + word.encode() for word in (module, name)]
+    (tmp_path / "in.pkl").write_bytes(b"\x80\x04" + text[0] + text[1] + b"\x93)\x81" + state + b"b.")
+    done = run("inspect", tmp_path / "in.pkl")
+    assert done.exit_code == 2 and "a plain pickle" in done.output and "of NumPy arrays" in done.output, done.output
+    done = run("doctor", tmp_path / "in.pkl")
+    assert done.exit_code == 1 and f"{module}.{name}" in done.output, done.output
+    assert run("convert", tmp_path / "in.pkl", tmp_path / "out.pth").exit_code == 2
+    assert not (tmp_path / "out.pth").exists()
+
+
+def in_flax(folder: Path, *, layer: str = "Dense_0") -> tuple[Path, Path]:
+    """A file of Flax, and a model with other names, for which its kernel must be turned."""
+    arrays = {f"params.{layer}.kernel": ARRAYS["weight"].T.copy(), f"params.{layer}.bias": ARRAYS["bias"]}
+    WRITERS["flax"].save(arrays, folder / "net.msgpack")
+    torch.save(torch.nn.Sequential(torch.nn.Linear(4, 3)).state_dict(), folder / "model.pth")
+    return folder / "net.msgpack", folder / "model.pth"
+
+
+def test_fix_matches_a_file_whose_kernels_must_be_turned(tmp_path: Path) -> None:
+    path, like = in_flax(tmp_path)
+    done = run("fix", path, tmp_path / "out.pth", "--like", like)
+    assert done.exit_code == 0, done.output
+    state = ckptfix.load_state_dict(tmp_path / "out.pth")
+    assert np.array_equal(state["0.weight"].numpy(), ARRAYS["weight"]) and [*state] == ["0.weight", "0.bias"]
+
+
+def test_doctor_names_match_for_it(tmp_path: Path) -> None:
+    path, like = in_flax(tmp_path)
+    found = ckptfix.doctor(path, like=like)
+    assert "match" in [words[1] for words in found.fixes]
+    assert "no renaming" not in run("doctor", path, "--like", like).output
+
+
+def test_doctor_says_why_no_command_matches_a_layer(tmp_path: Path) -> None:
+    path, like = in_flax(tmp_path, layer="ConvTranspose_0")
+    done = run("doctor", path, "--like", like)
+    assert done.exit_code == 1 and "mirrored" in done.output and "ConvTranspose_0.kernel" in done.output

@@ -57,7 +57,9 @@ def chunked(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_structure_that_ends_the_process_is_refused(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_structure_that_ends_the_process_is_refused(
+    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hdf5({"w": np.ones(3, "f4")}, tmp_path / "in.h5")
     with_library(tmp_path, BAD[bad][0], "dataset", monkeypatch)
     start = time.monotonic()
