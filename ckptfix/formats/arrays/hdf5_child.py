@@ -35,7 +35,7 @@ MEMORY = 3 << 30
 MOST_DATASETS = 1 << 20
 
 ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, MemoryError, OverflowError)
-"""What h5py raises for a file that it cannot read."""
+"""Errors that h5py raises for a file that it cannot read."""
 
 
 class Served:

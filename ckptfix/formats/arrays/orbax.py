@@ -215,7 +215,7 @@ def array_beside(tree: str, name: str, key: str, at: str) -> tuple[Array | objec
     Raises:
         DamagedFile: it is not there, or cannot be read.
     """
-    folder = os.path.dirname(os.path.abspath(tree))
+    folder = str(as_path(tree).parent.absolute())
     one_store = is_file(as_path(folder, STORE))
     _refuse_name(name)
     inside = as_path(folder) if one_store else as_path(folder, name)

@@ -96,7 +96,7 @@ def _table(checkpoint: Checkpoint, at: str | None) -> tuple[NameConversion | Non
 
 
 def _format(checkpoint: Checkpoint) -> str:
-    """Return the format of the file that the user named, of which the checkpoint may be a planned conversion."""
+    """Return the format of the file that the user named. The checkpoint may be a planned conversion of it."""
     path = checkpoint.path
     if isinstance(path, SplicedFile) and path.origin:
         with suppress(CkptfixError):

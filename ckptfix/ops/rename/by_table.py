@@ -315,8 +315,9 @@ def _refuse_widths(checkpoint: Checkpoint, rules: Rules, at: str | None) -> None
 def refuse_kernels(checkpoint: Checkpoint, rules: Rules, at: str | None) -> None:
     """Raise `Refused` for a tensor that a line takes for one of another layer, as its shape and those beside it show.
 
-    Keras 3 and Flax call the kernels of all layers alike. That of a depthwise convolution is (height, width, channels,
-    multiplier), and a bias has all its outputs; attention has (heads, size of a head, outputs) after its values.
+    Keras 3 and Flax give the kernels of all layers the same name. That of a depthwise convolution is (height, width,
+    channels, multiplier), and a bias has all its outputs; attention has (heads, size of a head, outputs) after its
+    values.
     """
     lines = [(NameRule(name, ""), rule) for rule in rules.tensors for name in rule.old.names]
     if not any(rule.operations[0].name == "outputs" for _, rule in lines):
