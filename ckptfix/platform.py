@@ -318,3 +318,29 @@ def can_read(fd: int, seconds: float) -> bool:
     import select
 
     return bool(select.select([fd], [], [], seconds)[0])
+
+
+def limit_memory(most: int) -> None:
+    """Limit the bytes of address space of this process, which also writes no core file, where the system can."""
+    if resource is None:
+        return
+    for kind, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, most)):
+        with suppress(ValueError, OSError):
+            resource.setrlimit(kind, (limit, limit))
+
+
+def end_after(seconds: float) -> None:
+    """End this process after so many seconds of computing; 0 stops that. Code that never returns to Python ends too."""
+    import faulthandler
+
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    elif seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
+
+
+ENDED = -int(getattr(signal, "SIGVTALRM", 0)) or 1
+"""The status of a process that `end_after` ended."""

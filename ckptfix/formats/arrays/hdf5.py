@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from threading import Lock
@@ -33,6 +33,7 @@ from ckptfix.formats.arrays import hdf5_child
 from ckptfix.formats.arrays.common import Array, checkpoint_of, numpy_kind, read_only
 from ckptfix.formats.signs import Beginning, hdf5, zip_of
 from ckptfix.io.source import open_source
+from ckptfix.platform import ENDED
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import read_directory
 
@@ -172,11 +173,16 @@ class Hdf5Process:
             raise DamagedFile(row["stop"], path=self._path, where=name)
 
     def _died(self) -> DamagedFile:
+        from subprocess import TimeoutExpired
+
         assert self._child is not None
         child, self._child = self._child, None
+        with suppress(TimeoutExpired):  # its pipes are closed before it has a status
+            child.wait(timeout=5)
         _ended(child)
-        ways = {-getattr(signal, "SIGXCPU", 0): f"did not finish within {hdf5_child.CALL_SECONDS} seconds of computing"}
-        said = ways.get(child.returncode, f"ended its process (status {child.returncode})")
+        said = f"ended its process (status {child.returncode})"
+        if child.returncode == ENDED:
+            said = f"did not finish within {hdf5_child.CALL_SECONDS} seconds of computing"
         return DamagedFile(f"HDF5 cannot read it: the library {said}", path=self._path)
 
 

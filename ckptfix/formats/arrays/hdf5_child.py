@@ -6,7 +6,7 @@ It opens no file: it asks its parent for each range. Messages of this process be
     J text            a row of an answer, as JSON; the last one of an answer is null
     D bytes           a block of a dataset, the last part of an answer
 
-The parent's requests are lines of JSON. This file imports nothing of the package: it runs without it.
+The parent's requests are lines of JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, BinaryIO
 
 HEAD = struct.Struct("<cQ")
@@ -82,15 +81,13 @@ def first_line(error: BaseException) -> str:
 
 
 class Limits:
-    """The limits of this process, where the system has them."""
+    """The time that answers and calls of the library may take; a library that loops does not return to Python."""
 
     def __init__(self) -> None:
-        self._end = 0.0
-        with suppress(ImportError, ValueError, OSError):
-            import resource
+        from ckptfix import platform
 
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        self._platform, self._end = platform, 0.0
+        platform.limit_memory(MEMORY)
 
     def begin(self, seconds: float) -> None:
         """Start the time of an answer."""
@@ -99,13 +96,11 @@ class Limits:
 
     def renew(self) -> None:
         """Start the time of a call, which ends with that of the answer at the latest."""
-        with suppress(ImportError, ValueError, OSError):
-            import resource
+        self._platform.end_after(max(min(float(CALL_SECONDS), self._end - sum(os.times()[:2])), 0.01))
 
-            most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-            used = sum(os.times()[:2])
-            soft = int(min(used + CALL_SECONDS, max(self._end, used))) + 1
-            resource.setrlimit(resource.RLIMIT_CPU, (soft if most < 0 else min(soft, most), most))
+    def end(self) -> None:
+        """Stop the time: an answer is complete."""
+        self._platform.end_after(0)
 
 
 def rows(file: Any, limits: Limits) -> Iterator[dict[str, Any]]:
@@ -200,6 +195,7 @@ def serve(given: BinaryIO, answers: BinaryIO) -> None:
                 answers.write(HEAD.pack(b"D", len(data)) + data)
         except ERRORS as error:
             row({"stop": f"HDF5 cannot read it: {first_line(error)}"})
+        limits.end()
         answers.flush()
 
 
@@ -207,7 +203,7 @@ def main() -> None:
     """Serve over the standard streams; what the library prints goes elsewhere."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
+    sys.path[:] = json.loads(sys.argv[1])
     serve(sys.stdin.buffer, answers)
 
 
