@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
@@ -107,7 +107,8 @@ SUFFIXES = (
 """The ends of keys. The first that matches counts."""
 
 OTHERS = (
-    (r"[.]oft_\w+(?:[.].*)?|[.]boft_\w+(?:[.].*)?", "OFT"),
+    (r"[.]boft_\w+(?:[.].*)?", "BOFT"),
+    (r"[.]oft_\w+(?:[.].*)?", "OFT"),
     (r"[.]ia3_l(?:[.].*)?|[.]on_input", "IA3"),
     (r"[.]vera_lambda_\w+(?:[.].*)?", "VeRA"),
     (r"[.][ab][12][.]weight", "GLoRA"),
@@ -203,9 +204,14 @@ def is_sure(key: AdapterKey) -> bool:
     return any(layout in ("kohya", "comfy") and pattern.match(key.module) for pattern, layout in _containers())
 
 
-def other_kind(key: str) -> str | None:
-    """Return what a key of a known kind of adapter is that is not merged here; None for any other key."""
-    return next((what for pattern, what in _others() if pattern.fullmatch(key)), None)
+def other_kind(key: str, shape: Sequence[int] = ()) -> str | None:
+    """Return what a key of a known kind of adapter is that is not merged here; None for any other key.
+
+    Args:
+        shape: of the tensor: LyCORIS has one key for OFT and for BOFT, whose blocks have a dimension more.
+    """
+    found = next((what for pattern, what in _others() if pattern.fullmatch(key)), None)
+    return "BOFT" if found == "OFT" and len(shape) == 4 else found
 
 
 def whole(key: str) -> AdapterKey:

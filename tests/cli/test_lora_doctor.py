@@ -79,6 +79,91 @@ def right(home: Path) -> None:
     assert all(torch.equal(found[key], truth[key]) for key in truth)
 
 
+UNET = ("down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q",
+        "mid_block.attentions.0.transformer_blocks.0.attn1.to_v")  # fmt: skip
+FLUX = ("double_blocks.0.img_attn.proj", "single_blocks.0.modulation.lin")
+OF_FLUX = ("transformer_blocks.0.attn.to_out.0", "single_transformer_blocks.0.norm.linear")
+LLAMA = PATHS[:2]
+
+
+def lora(paths: tuple[str, ...], form: str) -> Tensors:
+    """Return a LoRA with keys such as ``form`` says: the path, with or without dots, and two ends."""
+    start, flat, down, up = form.split("|")
+    names = [f"{start}{path.replace('.', '_') if flat else path}" for path in paths]
+    made = {f"{name}.{down}.weight": torch.ones(2, 4) for name in names}
+    made |= {f"{name}.{up}.weight": torch.full((6, 2), 3.0) for name in names}
+    return made | ({f"{name}.alpha": torch.tensor(2.0) for name in names} if flat else {})
+
+
+IN_PEFT, KOHYA = f"{FRONT}||lora_A|lora_B", "lora_unet_|flat|lora_down|lora_up"
+DIFFUSERS, OF_COMFY = "transformer.||lora_A|lora_B", "diffusion_model.||lora_A|lora_B"
+NO_KEYS = ("No LoRA keys associated to {0} found with the prefix={1!r}. This is safe to ignore if LoRA state dict "
+           "didn't originally have any {0} related params.")  # fmt: skip
+UNET_MESSAGE = NO_KEYS.format("UNet2DConditionModel", "unet")
+COMFY = "lora key not loaded: {}"
+WEBUI = "Failed to match keys when loading network style.safetensors: {{'{}': '?'}}"
+
+LOADED: dict[str, tuple[Tensors, str, str, Tensors]] = {
+    "PEFT in diffusers, a U-Net": (lora(UNET, IN_PEFT), UNET_MESSAGE, "diffusers", lora(UNET, "unet.||lora_A|lora_B")),
+    "PEFT in diffusers, Flux": (lora(OF_FLUX, IN_PEFT), NO_KEYS.format("FluxTransformer2DModel", "transformer"),
+                                "diffusers", lora(OF_FLUX, DIFFUSERS)),
+    "kohya in diffusers": (lora(UNET, KOHYA), UNET_MESSAGE, "diffusers", lora(UNET, "unet.||lora_A|lora_B")),
+    "ComfyUI in diffusers": (lora(FLUX, OF_COMFY), NO_KEYS.format("FluxTransformer2DModel", "transformer"),
+                             "diffusers", lora(OF_FLUX, DIFFUSERS)),
+    "PEFT in ComfyUI, a U-Net": (lora(UNET, IN_PEFT), COMFY, "kohya", lora(UNET, KOHYA)),
+    "PEFT in ComfyUI, Flux": (lora(OF_FLUX, IN_PEFT), COMFY, "comfy",
+                              lora(FLUX, OF_COMFY) | {f"diffusion_model.{path}.alpha": torch.tensor(2.0)
+                                                      for path in FLUX}),
+    "PEFT in a loader of kohya's files": (lora(UNET, IN_PEFT), WEBUI, "kohya", lora(UNET, KOHYA)),
+    "diffusers in a loader of kohya's files": (lora(OF_FLUX, DIFFUSERS), WEBUI, "kohya", lora(FLUX, KOHYA)),
+    "ComfyUI in a loader of kohya's files": (lora(FLUX, OF_COMFY), "Bad Lora layer name: {} - must end in "
+                                             "lora_up.weight, lora_down.weight or alpha", "kohya", lora(FLUX, KOHYA)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_the_printed_command_makes_what_another_loader_reads(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tensors, message, to, wanted = LOADED[name]
+    save_file(tensors, "style.safetensors", {"format": "pt"})
+    if "PEFT in" in name:
+        Path("adapter_config.json").write_text(json.dumps({**PEFT, "r": 2, "lora_alpha": 2}))
+    done = cli("doctor", "style.safetensors", "--error", message.format(next(iter(tensors))))
+    assert "This matches your error message (adapter-names)" in done.stdout
+    (line,) = [row for row in done.stdout.splitlines() if row.startswith("Fix: ")]
+    words = shlex.split(line.removeprefix("Fix: ckptfix "))
+    assert words[:2] == ["lora", "convert"] and words[-2:] == ["--to", to]
+    assert cli(*words).exit_code == 0
+    assert load_file(words[3]).keys() == wanted.keys()
+    before, after = (ckptfix.lora_info(path).as_dict() for path in ("style.safetensors", words[3]))
+    assert (before["ranks"], after["layout"]) == (after["ranks"], to)
+
+
+NOT_LOADED: dict[str, tuple[Tensors, str]] = {
+    "kohya in ComfyUI, which reads it": (lora(UNET, KOHYA), COMFY),
+    "kohya in a loader of kohya's files": (lora(UNET, KOHYA), WEBUI),
+    "a language model in diffusers": (lora(LLAMA, IN_PEFT), UNET_MESSAGE),
+    "a language model in ComfyUI": (lora(LLAMA, IN_PEFT), COMFY),
+    "names of several models": (lora(("transformer_blocks.0.attn1.to_q",), IN_PEFT), COMFY),
+    "dots that are ambiguous": (lora(("my_block.0.to_x",), KOHYA), UNET_MESSAGE),
+    "a message of PEFT too": (lora(UNET, IN_PEFT), "ValueError: Target modules ['to_q'] not found in the base model."),
+}
+
+
+@pytest.mark.parametrize("name", NOT_LOADED)
+def test_no_command_is_printed_where_it_may_not_help(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tensors, message = NOT_LOADED[name]
+    save_file(tensors, "style.safetensors", {"format": "pt"})
+    Path("adapter_config.json").write_text(json.dumps({**PEFT, "r": 2, "lora_alpha": 2}))
+    done = cli("doctor", "style.safetensors", "--error", message.format(next(iter(tensors))))
+    assert "adapter-names" not in done.stdout
+
+
 def test_settings_that_tensors_do_not_decide_stay(tmp_path: Path) -> None:
     home = write(Made(doubled().tensors, {**TARGETS, "lora_dropout": 0.5, "revision": "x"}), tmp_path / "a").parent
     (home / "README.md").write_text("card")

@@ -285,7 +285,8 @@ def read(
     if at is not None:
         places = [one for one in places if one == at]
     if not places:
-        other = next((what for entry in checkpoint.entries if (what := adapters.other_kind(entry.key))), None)
+        kinds = (adapters.other_kind(entry.key, entry.shape) for entry in checkpoint.entries)
+        other = next((what for what in kinds if what is not None), None)
         if other is not None:
             raise Refused(f"an adapter of a kind that is not merged: {other}", path=checkpoint.path)
         hint = "LoRA has keys such as lora_A, lora_down or lora_a; `ckptfix inspect` lists the keys"
@@ -316,7 +317,7 @@ def _read(
     entries = {entry.key: entry for entry in checkpoint.entries_at(at)}
     for key in entries:
         row = adapters.parsed(key)
-        kind = adapters.other_kind(key) if row is None else None
+        kind = adapters.other_kind(key, entries[key].shape) if row is None else None
         if row is not None:
             keys.append(row)
         elif kind is not None:

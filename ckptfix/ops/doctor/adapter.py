@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint
@@ -20,6 +20,7 @@ from ckptfix.words import some
 
 if TYPE_CHECKING:
     from ckptfix.findings.message_names import Listed
+    from ckptfix.names.adapters import LayoutName
     from ckptfix.ops.adapter import Adapter
     from ckptfix.ops.lora.layouts import To
 
@@ -78,6 +79,8 @@ def _names(path: str, adapter: Adapter, rows: Sequence[LoadError], names: Listed
         to = "peft"
     sentences = list(adapter.wrong.values()) if to == "peft" else []
     if not sentences:
+        if asked:
+            yield from _layout(path, adapter, rows)
         return
     usable = glance(adapter.checkpoint, own_ranks=True) or adapter
     fix: Steps | str = _conversion(path, to) if is_convertible(usable, to) else _ADVICE.format(to=to)
@@ -90,6 +93,37 @@ _ADVICE = (
     "`ckptfix lora convert {{source}} OUT --to {to}` writes that form; --alpha states an alpha that is missing, --like "
     "the base whose names it needs"
 )
+
+
+_READ: Mapping[To, tuple[LayoutName, ...]] = {
+    "comfy": ("comfy", "kohya", "diffusers-old"), "kohya": ("kohya",), "diffusers": ("diffusers", "diffusers-old"),
+}  # fmt: skip
+"""Layout of a loader -> the layouts that it reads."""
+
+
+def _layout(path: str, adapter: Adapter, rows: Sequence[LoadError]) -> Iterator[Finding]:
+    """Yield what an adapter has the keys of, and the loader of the message does not read, where a command helps.
+
+    The command is one whose output is known to be what the loader reads.
+    """
+    from ckptfix.names.adapters import TITLES
+    from ckptfix.ops.lora.convert import is_known, written_paths
+
+    loader = next((LOADERS[row] for row in rows if row in LOADERS), "peft")
+    if loader == "peft" or adapter.layout in _READ[loader]:
+        return
+    if adapter.layout == "peft" and LoadError.PEFT_ADAPTER in rows:
+        return  # PEFT itself has this message too.
+    # ComfyUI knows the modules of a U-Net under the names of diffusers only as kohya spells them.
+    forms: tuple[To, ...] = (loader, "kohya") if loader == "comfy" else (loader,)
+    for to in forms:
+        paths = written_paths(adapter, to)
+        if paths is not None and is_known(paths, to):
+            key = next(entry.key for row in adapter.modules.values() for entry in row.tensors.values())
+            message = f"its keys are those of {TITLES[adapter.layout]}, such as {key}: {TITLES[loader]} has others"
+            message += "" if to == loader else f", and reads those of {TITLES[to]}"
+            yield found("adapter-names", message, fix=_conversion(path, to), about=TOLD)
+            return
 
 
 def _wanted(rows: Sequence[LoadError], names: Listed | None) -> To | None:

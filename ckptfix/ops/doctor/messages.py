@@ -91,8 +91,8 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
     (r"kMaxSupportedFileFormatVersion|Attempted to read a PyTorch file with version", (E.ARCHIVE_TOO_NEW,)),
     (r"missing adapter keys while loading|Can't find 'adapter_config\.json'|adapter_config\.json.{0,80}(not found|"
      r"missing|does not exist)", (E.PEFT_ADAPTER,)),
-    (r"Invalid LoRA checkpoint|Target modules .{0,400}not found in the base model|No LoRA keys associated to",
-     (E.DIFFUSERS_LORA, E.PEFT_ADAPTER)),
+    (r"Invalid LoRA checkpoint|No LoRA keys associated to", (E.DIFFUSERS_LORA,)),
+    (r"Target modules .{0,400}not found in the base model", (E.DIFFUSERS_LORA, E.PEFT_ADAPTER)),
     (r"lora key not loaded", (E.COMFY_LORA,)),
     (r"Failed to match keys when loading (network|lora)|Bad Lora layer name", (E.KOHYA_LORA,)),
     (r"no file named .{0,200}(pytorch_model\.bin|model\.safetensors|model\.ckpt)|"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -173,16 +174,46 @@ def _along(found: Adapter, source: StrPath, dest: str, to: To) -> list[OutputFil
 
 def is_convertible(found: Adapter, to: To) -> bool:
     """Return whether `lora_convert` needs nothing but the file to write this layout."""
+    return written_paths(found, to) is not None
+
+
+def written_paths(found: Adapter, to: To) -> list[str] | None:
+    """Return the paths of the modules as `lora_convert` writes them; None if it needs more than the file."""
     try:
         refuse_unusable(found, own_ranks=True)
         names = _paths(found, None, to)
-        rows = [written_module(row, names[row.name], to) for row in found.modules.values()]
-        in_names_of(rows, to, None)
-        for module in rows if to != "peft" else ():
-            Writer(to).container(module)
+        rows = in_names_of([written_module(row, names[row.name], to) for row in found.modules.values()], to, None)
+        writer = Writer(to)
+        for module in rows:
+            writer.refuse(module)
+            if to != "peft":
+                writer.container(module)
     except CkptfixError:
-        return False
-    return len(found.names) < 2 and not (found.whole and to != "peft")
+        return None
+    if len(found.names) > 1 or (found.whole and to != "peft"):
+        return None
+    return [row.path for row in rows]
+
+
+def is_known(paths: Sequence[str], to: To) -> bool:
+    """Return whether loaders of a layout know modules with these paths: of diffusion models, under the names it uses.
+
+    ComfyUI, and what reads kohya's files, have the names of the original code; for the U-Net of Stable Diffusion,
+    kohya has those of diffusers too.
+    """
+    return bool(paths) and all(_KNOWN[to].match(path) for path in paths)
+
+
+_UNET = r"(?:down_blocks|up_blocks)[.]\d+[.]|mid_block[.]"
+_ORIGINAL = r"(?:input_blocks|output_blocks|middle_block|double_blocks|single_blocks|joint_blocks)[.]\d+[.]"
+_TEXT = r"text_model[.]encoder[.]layers[.]\d+[.]"
+_KNOWN: Mapping[To, re.Pattern[str]] = {
+    "peft": re.compile(""),
+    "diffusers": re.compile(rf"{_TEXT}|{_UNET}|(?:single_)?transformer_blocks[.]\d+[.]"),
+    "comfy": re.compile(rf"{_TEXT}|{_ORIGINAL}"),
+    "kohya": re.compile(rf"{_TEXT}|{_ORIGINAL}|{_UNET}"),
+}
+"""Layout -> the beginnings of paths that its loaders know."""
 
 
 def _promise(found: Adapter, written: Sequence[TensorEntry]) -> Promise:

@@ -181,9 +181,7 @@ class Writer:
         self.parts = frozenset(module.container for module in modules)
         self.flux = any(_OF_FLUX.search(module.path) for module in modules)
         for module in modules:
-            if (module.embedding or module.bias is not None) and self.to != "peft":
-                what = "embeddings" if module.embedding else "a bias of its own"
-                raise Refused(f"only PEFT has a LoRA with {what}: {module.path}", hint="--to peft keeps it")
+            self.refuse(module)
             self.tensors += self._of_peft(module) if self.to == "peft" else self._of_others(module)
         if self.to == "peft":
             self.tensors += [renamed(entry, f"base_model.model.{key}") for key, entry in whole.items()]
@@ -193,13 +191,28 @@ class Writer:
         if twice:
             raise Refused(f"two modules would get the key {twice[0]}", hint="convert the parts apart")
 
+    def refuse(self, module: WrittenModule) -> None:
+        """Raise `Refused` for a module that the layout has no form for.
+
+        Raises:
+            Refused: PEFT alone has a form for it, or PEFT has none, or diffusers has none.
+        """
+        if (module.embedding or module.bias is not None) and self.to != "peft":
+            what = "embeddings" if module.embedding else "a bias of its own"
+            raise Refused(f"only PEFT has a LoRA with {what}: {module.path}", hint="--to peft keeps it")
+        if module.products is None:
+            return
+        if self.to == "peft" and module.magnitude is not None:
+            raise Refused(f"PEFT has no magnitude of DoRA beside {module.products.method}: {module.path}",
+                          hint="--to kohya keeps it")  # fmt: skip
+        if self.to == "diffusers":
+            raise Refused(f"diffusers has no spelling for {module.products.method}: {module.path}",
+                          hint="merge it with lora merge, or --to peft|kohya|comfy")  # fmt: skip
+
     def _of_peft(self, module: WrittenModule) -> Iterator[TensorEntry]:
         head = f"{module.container}." if module.container in ("text_encoder", "text_encoder_2") else ""
         path = f"base_model.model.{head}{module.path}"
         if module.products is not None:
-            if module.magnitude is not None:
-                raise Refused(f"PEFT has no magnitude of DoRA beside {module.products.method}: {module.path}",
-                              hint="--to kohya keeps it")  # fmt: skip
             for end, entry in module.products.factors.items():
                 yield renamed(entry, f"{path}.{end}")
         elif module.embedding:
@@ -226,9 +239,6 @@ class Writer:
             path = f"{head}.{module.path}"
             down, up = f"{path}.lora_A.weight", f"{path}.lora_B.weight"
         if module.products is not None:
-            if self.to == "diffusers":
-                raise Refused(f"diffusers has no spelling for {module.products.method}: {module.path}",
-                              hint="merge it with lora merge, or --to peft|kohya|comfy")  # fmt: skip
             for end, entry in module.products.factors.items():
                 yield renamed(entry, f"{path}.{end}")
         else:
