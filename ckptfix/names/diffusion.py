@@ -159,9 +159,10 @@ def other_models(paths: Iterable[str]) -> list[str]:
     """Return the models whose other names some of the paths may be: the one that signs decide, or each of several."""
     text = list(paths)
     sure = [name for name, (_, signs) in SIGNS.items() if any(re.search(sign, path) for sign in signs for path in text)]
-    if sure:
-        return sure
-    return [name for name in MODELS if any(other_row(name, path) is not None for path in text)]
+    found = sure or [name for name in MODELS if any(other_row(name, path) is not None for path in text)]
+    # SD3 has attn2 beside attn; LTX, PixArt, Sana and U-Nets have it beside attn1.
+    second = any("attn2" in path for path in text) and not any(re.search(r"[._]attn[._]", path) for path in text)
+    return [name for name in found if name != "SD3" or not second]
 
 
 def tails(path: str, most: int = 4) -> Iterator[tuple[str, str]]:

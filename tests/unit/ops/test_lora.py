@@ -210,6 +210,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "OFT": ({"oft": True}, "OFT"),
     "another rank in one of a pair": ({"rank": True}, "do not fit together"),
     "no elements": ({"empty": True}, "no elements"),
+    "LoRA of parameters": ({"config": {**PEFT, "target_parameters": ["experts.up"]}}, "has target_parameters, which"),
     "an alpha that is no number": ({"config": {**PEFT, "lora_alpha": "6"}}, "is unknown"),
 }
 
@@ -263,6 +264,44 @@ def test_a_quantized_base(tmp_path: Path) -> None:
                        dtype="float32")  # fmt: skip
     plain = {**state, key: codes[key].float() * 0.5}
     same(load_file(tmp_path / "out.safetensors"), merged(plain))
+
+
+def nf4(shape: tuple[int, int]) -> tuple[Tensors, torch.Tensor]:
+    codes, table = torch.arange(shape[0] * shape[1]) % 16, torch.linspace(-1, 1, 16)
+    absmax = torch.arange(1.0, codes.numel() // 64 + 1)
+    facts = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(shape)}
+    state = {"": (codes[::2] * 16 + codes[1::2]).to(torch.uint8).unsqueeze(1), ".absmax": absmax, ".quant_map": table,
+             ".quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(facts).encode()], dtype=torch.uint8)}
+    return state, (table[codes] * absmax.repeat_interleave(64)).to(torch.bfloat16).reshape(shape)
+
+
+def int8(shape: tuple[int, int]) -> tuple[Tensors, torch.Tensor]:
+    codes, scale = (torch.arange(shape[0] * shape[1]) % 200 - 100).to(torch.int8).reshape(shape), torch.ones(shape[0])
+    return {"": codes, "_scale": scale.unsqueeze(1)}, codes.float()
+
+
+@pytest.mark.parametrize(("quantized", "scheme"), [(nf4, "bitsandbytes"), (int8, "int8 with weight_scale")])
+def test_the_base_of_qlora(tmp_path: Path, quantized: Any, scheme: str) -> None:
+    state, plain = quantized((32, 64))
+    key = f"{PATHS[0]}.weight"
+    home = tmp_path / "base"
+    home.mkdir()
+    save_file({**{f"{key}{end}": value for end, value in state.items()}, "model.norm.weight": torch.ones(6)},
+              home / "model.safetensors", {"format": "pt"})  # fmt: skip
+    (home / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "x"}}))
+    made = torch.Generator().manual_seed(1)
+    down, up = torch.randn(2, 64, generator=made), torch.randn(32, 2, generator=made)
+    start = f"base_model.model.{PATHS[0]}"
+    adapter = Made({f"{start}.lora_A.weight": down, f"{start}.lora_B.weight": up}, {**PEFT, "r": 2, "lora_alpha": 2})
+    write(adapter, tmp_path / "adapter")
+    with pytest.raises(Refused, match=scheme) as raised:
+        ckptfix.lora_merge(home, [tmp_path / "adapter"], tmp_path / "out")
+    assert "--dequantize" in str(raised.value.hint) and not (tmp_path / "out").exists()
+    done = ckptfix.lora_merge(home, [tmp_path / "adapter"], tmp_path / "out", dequantize=True)
+    kind = getattr(torch, done.merged[key])
+    truth = (plain.double() + up.double() @ down.double()).float().to(kind)
+    same(load_file(tmp_path / "out/model.safetensors"), {"model.norm.weight": torch.ones(6), key: truth})
+    assert "quantization_config" not in json.loads((tmp_path / "out/config.json").read_text())
 
 
 def test_an_output_layer_that_is_no_longer_the_embedding(tmp_path: Path) -> None:

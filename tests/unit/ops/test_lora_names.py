@@ -119,6 +119,16 @@ def test_names_of_diffusers_become_original_ones(model: str, tmp_path: Path) -> 
     same(tmp_path / "a.safetensors", sums(original(model), load_file(tmp_path / "kohya.safetensors")))
 
 
+def test_a_second_attention_alone_is_not_that_of_sd3(tmp_path: Path) -> None:
+    """LTX and others have attn1 and attn2 in each block, under the same names in all programs."""
+    names = [f"transformer_blocks.9.attn2.to_{part}" for part in "qv"]
+    tensors = {f"transformer.{name}.lora_{side}.weight": torch.ones(2, 2) for name in names for side in "AB"}
+    source = write(Made(tensors), tmp_path / "x").rename(tmp_path / "x.safetensors")
+    ckptfix.lora_convert(source, tmp_path / "c.safetensors", to="comfy")
+    found = {key for key in load_file(tmp_path / "c.safetensors") if not key.endswith("alpha")}
+    assert found == {key.replace("transformer.", "diffusion_model.", 1) for key in tensors}
+
+
 def test_parts_that_an_adapter_lacks_stay(tmp_path: Path) -> None:
     state = original("Flux")
     save_file(state, tmp_path / "original.safetensors")
