@@ -470,7 +470,7 @@ def lora_merge(bench: Bench) -> Case:
     return Case(
         "lora merge, rank 16 into all weights",
         bench.ckptfix("lora", "merge", big, style, "-o", ours, output=ours),
-        ((bench.copied(big), Target("ratio", 8)),),
+        ((bench.copied(big), Target("ratio", 6)),),
         memory=300 * MB,
         check=("lora_merged", big),
     )

@@ -24,7 +24,11 @@ from ckptfix.ops.writing import WriteOptions
     alpha_option(),
     adapter_option(),
     at_option(),
-    examples=("ckptfix lora convert style.safetensors style/ --to peft",),
+    examples=(
+        "ckptfix lora convert style.safetensors style/ --to peft",
+        "ckptfix lora convert adapter/ style.safetensors --to kohya",
+        "ckptfix lora convert lycoris.safetensors new/ --to peft --like base/",
+    ),
 )  # fmt: skip
 def convert(dest: str, how: WriteOptions, *, source: str, to: Any, **options: Any) -> Any:
     """Write an adapter in the layout of another library, with the same update for each weight.

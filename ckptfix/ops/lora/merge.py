@@ -324,22 +324,35 @@ def plan_merge(
     if own and done.renamed:
         plain = {name.removeprefix(PREFIX): key for name, key in plain.items()}
         done.renamed.update({key: name for name, key in plain.items() if name != key})
+    if change is not None:
+        plain = {put.key if (put := change.puts.get(entries[key].name)) is not None and name == key else name: key
+                 for name, key in plain.items()}  # fmt: skip
     view = {name: _seen(entries[key], change) for name, key in plain.items()}
     base = Base.of({name: entry for name, entry in view.items() if entry is not None})
     updates: dict[str, list[Update]] = {}
     wholes: dict[str, tuple[TensorEntry, Given]] = {}
-    for one in given:
-        _resolve(one, base, only, updates, wholes, done)
+    try:
+        for one in given:
+            _resolve(one, base, only, updates, wholes, done)
+    except Refused:
+        # Codes have other shapes and names than the weights that they stand for.
+        if change is None:
+            _refuse_codes(checkpoint, entries)
+        raise
     if not updates and not wholes:
         raise Refused("nothing is to be merged: no module of an adapter matches", hint="--only takes globs of names")
     touched = [plain[name] for name in (*updates, *wholes) if name in plain]
     if change is None:
-        names = [entries[key].name for key in touched]
-        hint = "--dequantize writes plain weights, and merges into those"
-        quantized.refuse(checkpoint, names, "an update cannot be added to codes", hint)
+        _refuse_codes(checkpoint, {key: entries[key] for key in touched})
     to = None if dtype is None else dtype_of(dtype)
     _put(checkpoint, done, entries, plain, view, updates, wholes, to, change)
     return done
+
+
+def _refuse_codes(checkpoint: Checkpoint, entries: Mapping[str, TensorEntry]) -> None:
+    names = [entry.name for entry in entries.values()]
+    hint = "--dequantize writes plain weights, and merges into those"
+    quantized.refuse(checkpoint, names, "an update cannot be added to codes", hint)
 
 
 def _plain(key: str, own: Sequence[Adapter]) -> str:

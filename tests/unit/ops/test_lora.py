@@ -280,15 +280,27 @@ def int8(shape: tuple[int, int]) -> tuple[Tensors, torch.Tensor]:
     return {"": codes, "_scale": scale.unsqueeze(1)}, codes.float()
 
 
-@pytest.mark.parametrize(("quantized", "scheme"), [(nf4, "bitsandbytes"), (int8, "int8 with weight_scale")])
+def gptq(shape: tuple[int, int]) -> tuple[Tensors, torch.Tensor]:
+    rows, columns = shape
+    words = torch.full((columns // 8, rows), 0x11111111 * 5, dtype=torch.int32)
+    zeros = torch.full((1, rows // 8), 0x11111111 * 3, dtype=torch.int32)
+    state = {".qweight": words, ".qzeros": zeros, ".scales": torch.ones(1, rows),
+             ".g_idx": torch.zeros(columns, dtype=torch.int32)}  # fmt: skip
+    return state, torch.full(shape, 1.0)
+
+
+@pytest.mark.parametrize(("quantized", "scheme"), [
+    (nf4, "bitsandbytes"), (int8, "int8 with weight_scale"), (gptq, "GPTQ"),
+])
 def test_the_base_of_qlora(tmp_path: Path, quantized: Any, scheme: str) -> None:
     state, plain = quantized((32, 64))
     key = f"{PATHS[0]}.weight"
     home = tmp_path / "base"
     home.mkdir()
-    save_file({**{f"{key}{end}": value for end, value in state.items()}, "model.norm.weight": torch.ones(6)},
+    start = PATHS[0] if quantized is gptq else key
+    save_file({**{f"{start}{end}": value for end, value in state.items()}, "model.norm.weight": torch.ones(6)},
               home / "model.safetensors", {"format": "pt"})  # fmt: skip
-    (home / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "x"}}))
+    (home / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": quantized.__name__, "bits": 4, "group_size": -1}}))
     made = torch.Generator().manual_seed(1)
     down, up = torch.randn(2, 64, generator=made), torch.randn(32, 2, generator=made)
     start = f"base_model.model.{PATHS[0]}"
