@@ -304,7 +304,8 @@ def test_the_base_of_qlora(tmp_path: Path, quantized: Any, scheme: str) -> None:
     made = torch.Generator().manual_seed(1)
     down, up = torch.randn(2, 64, generator=made), torch.randn(32, 2, generator=made)
     start = f"base_model.model.{PATHS[0]}"
-    adapter = Made({f"{start}.lora_A.weight": down, f"{start}.lora_B.weight": up}, {**PEFT, "r": 2, "lora_alpha": 2})
+    parts = {f"{start}.lora_A.weight": down, f"{start}.lora_B.weight": up}
+    adapter = Made(parts, {**PEFT, "r": 2, "lora_alpha": 2})
     write(adapter, tmp_path / "adapter")
     with pytest.raises(Refused, match=scheme) as raised:
         ckptfix.lora_merge(home, [tmp_path / "adapter"], tmp_path / "out")
