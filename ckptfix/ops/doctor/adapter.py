@@ -109,7 +109,7 @@ def _layout(path: str, adapter: Adapter, rows: Sequence[LoadError]) -> Iterator[
     from ckptfix.names.adapters import TITLES
     from ckptfix.ops.lora.convert import is_known, written_paths
 
-    loader = next((LOADERS[row] for row in rows if row in LOADERS), "peft")
+    loader: To = next((LOADERS[row] for row in rows if row in LOADERS), "peft")
     if loader == "peft" or adapter.layout in _READ[loader]:
         return
     if adapter.layout == "peft" and LoadError.PEFT_ADAPTER in rows:

@@ -300,7 +300,8 @@ def test_the_base_of_qlora(tmp_path: Path, quantized: Any, scheme: str) -> None:
     start = PATHS[0] if quantized is gptq else key
     save_file({**{f"{start}{end}": value for end, value in state.items()}, "model.norm.weight": torch.ones(6)},
               home / "model.safetensors", {"format": "pt"})  # fmt: skip
-    (home / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": quantized.__name__, "bits": 4, "group_size": -1}}))
+    settings = {"quant_method": quantized.__name__, "bits": 4, "group_size": -1}
+    (home / "config.json").write_text(json.dumps({"quantization_config": settings}))
     made = torch.Generator().manual_seed(1)
     down, up = torch.randn(2, 64, generator=made), torch.randn(32, 2, generator=made)
     start = f"base_model.model.{PATHS[0]}"
