@@ -17,7 +17,7 @@ import sys
 import types
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -801,3 +801,55 @@ def of_two_ranks(folder: Path) -> Path:
     model(torch.ones(1, 3)).sum().backward()
     made.step()
     return saved(folder, {"model": model.state_dict(), "optimizer": made.state_dict()})
+
+
+ATTENTION = "down_blocks.0.attentions.0.transformer_blocks.0.attn1"
+
+
+def pairs(front: str, projections: Iterable[str], down: str, up: str) -> dict[str, torch.Tensor]:
+    """A LoRA of rank 2 on projections of a U-Net's attention."""
+    shapes = {down: (2, 4), up: (4, 2)}
+    return {f"{front}{one}.{part}.weight": torch.ones(shape) for one in projections for part, shape in shapes.items()}
+
+
+def holds(end: str) -> Use:
+    def check(path: Path) -> None:
+        files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+        assert any(key.endswith(end) for key in load_file(files[0]))
+
+    return check
+
+
+def kohya() -> dict[str, torch.Tensor]:
+    names = [f"{ATTENTION.replace('.', '_')}_{one}" for one in ("to_q", "to_k")]
+    alphas = {f"lora_unet_{name}.alpha": torch.tensor(2.0) for name in names}
+    return pairs("lora_unet_", names, "lora_down", "lora_up") | alphas
+
+
+@case(66, "adapter-names", "ValueError: Can't find 'adapter_config.json' at 'style'", loads=holds(".lora_A.weight"))
+def adapter_of_kohya(folder: Path) -> Path:
+    (folder / "style").mkdir()
+    save_file(kohya(), folder / "style/adapter_model.safetensors", {"format": "pt"})
+    return folder / "style"
+
+
+@case(67, "adapter-names", "No LoRA keys associated to UNet2DConditionModel found with the prefix='unet'. This is safe "
+      "to ignore if LoRA state dict didn't originally have any UNet2DConditionModel related params.",
+      loads=holds(".lora_A.weight"))  # fmt: skip
+def keys_of_kohya(folder: Path) -> Path:
+    save_file(kohya(), folder / "style.safetensors", {"format": "pt"})
+    return folder / "style.safetensors"
+
+
+@case(68, "adapter-names", "Failed to match keys when loading network style.safetensors: "
+      "{'base_model.model.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.lora_A.weight': '?'}",
+      loads=holds(".lora_down.weight"))  # fmt: skip
+@case(69, "adapter-names", "lora key not loaded: base_model.model.down_blocks.0.attentions.0.transformer_blocks.0."
+      "attn1.to_q.lora_A.weight", loads=holds(".lora_down.weight"))  # fmt: skip
+def keys_of_peft(folder: Path) -> Path:
+    names = [f"{ATTENTION}.{one}" for one in ("to_q", "to_k")]
+    state = pairs("base_model.model.", names, "lora_A", "lora_B")
+    save_file(state, folder / "style.safetensors", {"format": "pt"})
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["to_q", "to_k"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder / "style.safetensors"
