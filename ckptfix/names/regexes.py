@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -70,11 +71,6 @@ class Regex:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self._compiled = re.compile(pattern)
-        self._ways = ways(pattern)
-        tree = re._parser.parse(pattern)  # type: ignore[attr-defined]
-        self._widest = int(tree.getwidth()[1])
-        self._anchored = len(tree) > 0 and str(tree[0][1]) in _BEGINNINGS
-        self._steps: dict[int, int] = {}
         self._spent = 0
         self._child: Popen[bytes] | None = None
         self._lock = Lock()
@@ -114,11 +110,7 @@ class Regex:
         return made + (self._elsewhere(operation, replacement, rest) if rest else [])
 
     def _is_quick(self, name: str) -> bool:
-        length = len(name) + 1
-        steps = self._steps.get(length)
-        if steps is None:
-            starts = 1 if self._anchored else length
-            steps = self._steps[length] = starts * self._ways(length) * min(self._widest, length)
+        steps = _most_steps(self.pattern, len(name) + 1)
         self._spent += steps
         return steps <= QUICK and self._spent <= QUICK_IN_ALL
 
@@ -158,6 +150,20 @@ class Regex:
 def _ended(child: Popen[bytes]) -> None:
     child.kill()
     child.communicate()
+
+
+@lru_cache(maxsize=1 << 14)
+def _most_steps(pattern: str, length: int) -> int:
+    """Return an upper bound of the steps of a search in a name of this length; the tables share many patterns."""
+    widest, anchored, tries = _bounds(pattern)
+    return (1 if anchored else length) * tries(length) * min(widest, length)
+
+
+@lru_cache(maxsize=1 << 12)
+def _bounds(pattern: str) -> tuple[int, bool, Callable[[int], int]]:
+    """Return the greatest width of a match, whether it is at the beginning only, and the ways to try it."""
+    tree = re._parser.parse(pattern)  # type: ignore[attr-defined]
+    return int(tree.getwidth()[1]), len(tree) > 0 and str(tree[0][1]) in _BEGINNINGS, ways(pattern)
 
 
 def ways(pattern: str) -> Callable[[int], int]:

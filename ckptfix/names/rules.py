@@ -42,7 +42,8 @@ class NameRule:
 
     old: str
     new: str
-    _pattern: Regex | None = field(init=False, repr=False, compare=False)
+    _text: str | None = field(init=False, repr=False, compare=False)
+    _regex: Regex | None = field(init=False, repr=False, compare=False)
     _parts: tuple[tuple[str, str, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,14 +68,23 @@ class NameRule:
             end = match.end()
         parts.append((self.new[end:], "", 0))
         literal = known <= {"*"} and REST not in self.old.removesuffix(REST)
-        object.__setattr__(self, "_pattern", None if literal else Regex(rf"(?s)\A{''.join(pattern)}"))
+        object.__setattr__(self, "_text", None if literal else rf"(?s)\A{''.join(pattern)}")
+        object.__setattr__(self, "_regex", None)
         object.__setattr__(self, "_parts", tuple(parts))
+
+    @property
+    def _pattern(self) -> Regex | None:
+        # Compiled on first use: of the rules of all tables, a key needs few.
+        if self._regex is None and self._text is not None:
+            object.__setattr__(self, "_regex", Regex(self._text))
+        return self._regex
 
     def apply(self, name: str) -> str | None:
         """Return the new name that the rule gives to `name`; None if it does not apply."""
-        if self._pattern is None:
+        pattern = self._pattern
+        if pattern is None:
             return self._apply_literal(name)
-        match = self._pattern.fullmatch(name)
+        match = pattern.fullmatch(name)
         if match is None:
             return None
         made = []
@@ -92,8 +102,9 @@ class NameRule:
 
     def values(self, name: str) -> dict[str, str] | None:
         """Return the values of the placeholders of `old` in `name`; None if the rule does not apply."""
-        if self._pattern is not None:
-            return self._pattern.fullmatch(name)
+        pattern = self._pattern
+        if pattern is not None:
+            return pattern.fullmatch(name)
         front = self.old.removesuffix(REST)
         if front == self.old:
             return {} if name == front else None
