@@ -77,5 +77,5 @@ def test_few_mutants(kind: str, tmp_path: Path) -> None:
 @pytest.mark.campaign
 @every
 def test_many_mutants(kind: str, tmp_path: Path) -> None:
-    many = (MOST if LONG else MANY) // (10 if kind in SLOW else 1)
+    many = (MOST if LONG else MANY) // (1 if kind not in SLOW else 10 if LONG else 40)
     assert run(kind, range(FEW, FEW + many), tmp_path / "in") > many // 10
