@@ -84,10 +84,10 @@ def _table(checkpoint: Checkpoint, at: str | None) -> tuple[NameConversion | Non
     """
     keys = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
     format = _format(checkpoint)
-    rows = [one for one in tables.shipped() if one.new == LAYERS and one.rules().tensors]
+    rows = [one for one in tables.shipped() if one.new == LAYERS and one.made_for(format) and one.rules().tensors]
     left = {one.family: len(one.rules().unmatched(keys)[0]) for one in rows}
     for one in sorted(rows, key=lambda one: left[one.family]):
-        if one.made_for(format) and 2 * left[one.family] <= len(keys):
+        if 2 * left[one.family] <= len(keys):
             return one, True
     with suppress(CkptfixError):
         (step,) = by_table.steps(checkpoint, None, LAYERS, at=at)
