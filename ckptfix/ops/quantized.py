@@ -112,7 +112,7 @@ def methods_of(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def file_beside(checkpoint: Checkpoint, name: str) -> str | None:
-    """Return the path of the file `name` beside a local checkpoint, or in its folder; None if there is none."""
+    """Return the path of the file `name` beside a local checkpoint or in its folder, or None if it does not exist."""
     if not is_local(checkpoint.path):
         return None
     path = as_path(checkpoint.path)
@@ -121,7 +121,7 @@ def file_beside(checkpoint: Checkpoint, name: str) -> str | None:
 
 
 def json_beside(checkpoint: Checkpoint, name: str, most: int = MOST_CONFIG) -> dict[str, Any]:
-    """Return the object in the JSON file `name` beside a local checkpoint; empty if none has at most `most` bytes."""
+    """Return the object in the JSON file `name` beside a local checkpoint; empty if there is none, or a larger one."""
     file = file_beside(checkpoint, name)
     if file is None:
         return {}

@@ -220,7 +220,6 @@ def carry_out(
         converts: the verb may write a different format from the one that it reads.
         folder: whether `dest` is to be a folder of files; by default, whether `source` is, or holds a model that needs
             its configuration (`beside_model`).
-
         named: the user's name of a checkpoint that is open already.
 
     Raises:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
-import select
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
 import torch
 from cli.conftest import Cli
+from cli.terminal import real_terminal
 
 from ckptfix.cli.shared import colors, console
 
@@ -110,24 +106,11 @@ def test_nan_and_warnings_in_tables(cli: Cli, tmp_path: Path) -> None:
 
 def _on_terminal(*words: object, **environment: str) -> str:
     """What a real terminal of 100 columns gets from a command line."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"} | environment
     line = [sys.executable, "-m", "ckptfix", *map(str, words)]
-    with subprocess.Popen(line, stdin=slave, stdout=slave, stderr=slave, env=env) as child:
-        os.close(slave)
-        shown = b""
-        while select.select([master], [], [], 120)[0]:
-            try:
-                chunk = os.read(master, 4096)
-            except OSError:  # Linux: the other end is closed
-                break
-            if not chunk:
-                break
-            shown += chunk
-        child.wait(120)
-    os.close(master)
-    return shown.decode()
+    with real_terminal(100) as ours:
+        subprocess.run(line, stdin=ours.fd, stdout=ours.fd, stderr=ours.fd, env=env, timeout=120, check=False)
+    return ours.shown.decode()
 
 
 @pytest.mark.slow

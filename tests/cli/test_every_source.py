@@ -352,4 +352,4 @@ def test_repair_does_not_advise_repair(kind: str, folder: Folder, tmp_path: Path
 
 
 MENDED = ("torchscript", "ranks")
-"""Kinds of which `repair` keeps a part in every case."""
+"""Kinds that `repair` always keeps a part of."""

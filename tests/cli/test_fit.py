@@ -1,25 +1,19 @@
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
 import shlex
 import shutil
-import struct
 import sys
-import termios
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import torch
 from builders import safetensors, written
 from cli.conftest import Cli
+from cli.terminal import real_terminal
 from forks import MAIN, WITHOUT_PROGRESS, Forks
 
 from ckptfix import convert
@@ -34,24 +28,9 @@ def terminal(program: Forks) -> Callable[..., tuple[int, list[str]]]:
     """Runs a command on a terminal of so many columns; its exit code and what it showed."""
 
     def run(columns: int, *words: object) -> tuple[int, list[str]]:
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-        shown = b""
-
-        def read() -> None:
-            nonlocal shown
-            # EIO: the other end is closed.
-            with suppress(OSError):
-                while piece := os.read(ours, 65536):
-                    shown += piece
-
-        reader = Thread(target=read)
-        reader.start()
-        done = program(WITHOUT_COLUMNS + WITHOUT_PROGRESS, words, stdout=theirs, stderr=theirs)
-        os.close(theirs)
-        reader.join()
-        os.close(ours)
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n").splitlines()
+        with real_terminal(columns) as ours:
+            done = program(WITHOUT_COLUMNS + WITHOUT_PROGRESS, words, stdout=ours.fd, stderr=ours.fd)
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", ours.shown.decode()).replace("\r\n", "\n").splitlines()
         return done.code, [line.split("\r")[-1] for line in lines]
 
     return run

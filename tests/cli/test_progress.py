@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from cli.terminal import real_terminal
 
 from ckptfix.cli.shared.progress import INTERVAL, PATIENCE, Progress
 
@@ -107,7 +104,6 @@ def test_odd_totals(total: int) -> None:
 
 SCRIPT = """
 import time
-from collections.abc import Iterator
 from ckptfix.ops import rename
 from ckptfix.errors import CkptfixError
 from ckptfix.cli import commands
@@ -128,23 +124,11 @@ commands.main(["unwrap", "in", "out", *ARGUMENTS])
 
 def on_terminal(*arguments: str) -> str:
     """What a terminal gets on stderr from a command that takes 2 s."""
-    master, slave = pty.openpty()
     script = SCRIPT.replace("ARGUMENTS", repr(arguments))
-    with subprocess.Popen([sys.executable, "-c", script], stdout=slave, stderr=slave) as child:
-        os.close(slave)
-        shown = b""
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and select.select([master], [], [], 120)[0]:
-            try:
-                chunk = os.read(master, 4096)
-            except OSError:  # Linux: the other end is closed
-                break
-            if not chunk:
-                break
-            shown += chunk
-        assert child.wait(120) == 2
-    os.close(master)
-    return shown.decode()
+    with real_terminal() as ours:
+        done = subprocess.run([sys.executable, "-c", script], stdout=ours.fd, stderr=ours.fd, timeout=120, check=False)
+    assert done.returncode == 2
+    return ours.shown.decode()
 
 
 @pytest.mark.slow
@@ -225,21 +209,12 @@ WORDS = {
 @pytest.mark.parametrize("verb", WORDS)
 def test_a_command_shows_one_line_of_progress_at_a_time(verb: str, tmp_path: Path) -> None:
     torch.save({f"module.{number}.w": torch.rand(1 << 20) for number in range(8)}, tmp_path / "a.pth")
-    master, slave = pty.openpty()
     script = ONE_BAR.replace("WORDS", repr([verb, *WORDS[verb]]))
-    with subprocess.Popen([sys.executable, "-c", script], stdout=slave, stderr=slave, cwd=tmp_path) as child:
-        os.close(slave)
-        shown = b""
-        while select.select([master], [], [], 120)[0]:
-            try:
-                chunk = os.read(master, 1 << 16)
-            except OSError:  # Linux: the other end is closed
-                break
-            if not chunk:
-                break
-            shown += chunk
-        assert child.wait(120) == 0, shown.decode()
-    os.close(master)
-    counts = [sum(_BAR.search(row) is not None for row in rows) for rows in screens(shown.decode())]
+    line = [sys.executable, "-c", script]
+    with real_terminal() as ours:
+        done = subprocess.run(line, stdout=ours.fd, stderr=ours.fd, cwd=tmp_path, timeout=120, check=False)
+    shown = ours.shown.decode()
+    assert done.returncode == 0, shown
+    counts = [sum(_BAR.search(row) is not None for row in rows) for rows in screens(shown)]
     assert max(counts) == 1, "progress is drawn, and in one row"
     assert counts[-1] == 0, "and cleared at the end"

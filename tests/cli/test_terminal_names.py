@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import unicodedata
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
+from cli.terminal import real_terminal
 from file_commands import COMMANDS, job
 from forks import MAIN, WITHOUT_PROGRESS, Forks
 
@@ -89,22 +86,9 @@ Run = Callable[..., tuple[int, str]]
 @pytest.fixture
 def on_terminal(program: Forks) -> Run:
     def run(*words: object) -> tuple[int, str]:
-        ours, theirs = pty.openpty()
-        shown = b""
-
-        def read() -> None:
-            nonlocal shown
-            with suppress(OSError):  # EIO: the other end is closed
-                while piece := os.read(ours, 65536):
-                    shown += piece
-
-        reader = Thread(target=read)
-        reader.start()
-        done = program(WITHOUT_PROGRESS, words, stdout=theirs, stderr=theirs)
-        os.close(theirs)
-        reader.join()
-        os.close(ours)
-        return done.code, shown.decode("utf-8", "surrogateescape")
+        with real_terminal() as ours:
+            done = program(WITHOUT_PROGRESS, words, stdout=ours.fd, stderr=ours.fd)
+        return done.code, ours.shown.decode("utf-8", "surrogateescape")
 
     return run
 

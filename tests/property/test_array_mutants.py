@@ -20,7 +20,7 @@ SECONDS = 20.0
 
 FEW, MANY, MOST = 12, 300, 20_000
 SLOW = ("hdf5", "chunked hdf5", "keras")
-"""Kinds of which each reading starts a process."""
+"""Kinds that start a process for each reading."""
 
 
 def turn(path: Path) -> None:

@@ -33,7 +33,7 @@ CASES = [
     for gadget in GADGETS
 ]  # fmt: skip
 EVERYWHERE = {"bare", "subclass"}
-"""Kinds of which every place outside the object is tried."""
+"""Kinds that are tried at every place outside the object."""
 
 
 def says(result: Result, name: str) -> bool:

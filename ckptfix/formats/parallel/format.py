@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
 from ckptfix.commands import command
@@ -23,53 +24,44 @@ from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings
 from ckptfix.io.source import is_place
 
+Find = Callable[[str], FoundFiles | None]
+Read = Callable[[str, FoundFiles, JoinOptions], Checkpoint]
+Score = Callable[[Find, str, bytes, int], int]
 
-def _score(find: Callable[[str], FoundFiles | None], path: str, head: bytes, size: int) -> int:
+
+def _score(find: Find, path: str, head: bytes, size: int) -> int:
     """Return 70 for a folder in which `find` finds the files of ranks."""
     if head or size or not is_place(path):
         return 0
     return 70 if find(path) is not None else 0
 
 
-def _found(made: FoundFiles | None, path: str) -> FoundFiles:
-    if made is None:
-        raise DamagedFile("the folder contains no files of several ranks", path=path)
-    return made
-
-
-def read_megatron(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
-    """Read the files of all ranks of a save of Megatron-LM."""
-    return megatron.read(path, _found(files.megatron_files(path), path), options)
-
-
-def read_nemo(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
-    """Read the files of all ranks of an unpacked archive of NeMo."""
-    return megatron.read(path, _found(nemo.rank_files(path), path), options, megatron.NEMO_LAYOUT)
-
-
-def read_nemo_archive(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
-    """Read the files of all ranks in an archive of NeMo that is not compressed."""
-    return megatron.read(path, _found(nemo.archived_files(path), path), options, megatron.NEMO_ARCHIVE_LAYOUT)
-
-
-def score_archive(path: str, head: bytes, size: int) -> int:
-    """Return 60 for a tar with the files of ranks of NeMo, else 0."""
+def _score_tar(find: Find, path: str, head: bytes, size: int) -> int:
+    """Return 60 for a tar in which `find` finds the files of ranks, else 0."""
     if len(head) < 512 or not is_tar_header(head[:512]):
         return 0
     try:
-        return 60 if nemo.archived_files(path) is not None else 0
+        return 60 if find(path) is not None else 0
     except CkptfixError:
         return 0
 
 
-def read_meta(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
-    """Read Meta's files of all ranks."""
-    return flat.read(flat.META_LAYOUT, path, _found(files.meta_files(path), path), options)
+def _read(find: Find, read: Read, path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
+    """Read the files of all ranks that `find` finds with `read`."""
+    made = find(path)
+    if made is None:
+        raise DamagedFile("the folder contains no files of several ranks", path=path)
+    return read(path, made, options)
 
 
-def read_fairseq(path: str, options: JoinOptions = AS_THE_FILES_SAY) -> Checkpoint:
-    """Read fairseq's files of all model parts."""
-    return flat.read(flat.FAIRSEQ_LAYOUT, path, _found(files.part_files(path), path), options)
+def _reading(find: Find, read: Read, score: Score = _score) -> dict[str, Any]:
+    """Return the attributes of a `Format` that find and read its files."""
+    reader = partial(_read, find, read)
+    return {
+        "score": partial(score, find),
+        "read": reader,
+        "rejoined": lambda checkpoint, options: reader(checkpoint.path, options),
+    }
 
 
 def validate(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -98,8 +90,7 @@ FAIRSEQ = Format(
     title="fairseq's model parts",
     suffixes=(),
     states=OF_OBJECTS,
-    score=partial(_score, files.part_files),
-    read=read_fairseq,
+    **_reading(files.part_files, partial(flat.read, flat.FAIRSEQ_LAYOUT)),
     validate=validate,
     weights=plain_weights,
     refuses=torch_zip.refuses,
@@ -108,39 +99,32 @@ FAIRSEQ = Format(
     folder=True,
     edits=False,
     writes=False,
-    rejoined=lambda checkpoint, options: read_fairseq(checkpoint.path, options),
 )
 
 NEMO = replace(
     FAIRSEQ,
     name=nemo.NAME,
     title="NeMo's files of ranks",
-    score=partial(_score, nemo.rank_files),
-    read=read_nemo,
-    rejoined=lambda checkpoint, options: read_nemo(checkpoint.path, options),
+    **_reading(nemo.rank_files, partial(megatron.read, layout=megatron.NEMO_LAYOUT)),
 )
 
 NEMO_ARCHIVE = replace(
     NEMO,
     name=nemo.ARCHIVE_NAME,
     title="NeMo archive of the files of ranks",
-    score=score_archive,
-    read=read_nemo_archive,
+    **_reading(nemo.archived_files, partial(megatron.read, layout=megatron.NEMO_ARCHIVE_LAYOUT), _score_tar),
     folder=False,
-    rejoined=lambda checkpoint, options: read_nemo_archive(checkpoint.path, options),
 )
 
 MEGATRON = replace(
     FAIRSEQ,
     name=megatron.NAME,
     title="Megatron-LM folder",
-    score=partial(_score, files.megatron_files),
-    read=read_megatron,
+    **_reading(files.megatron_files, megatron.read),
     refuses=write.refuses,
     plan_write=write.plan_megatron_alone,
     writes=True,
     read_planned=write.read_megatron_plan,
-    rejoined=lambda checkpoint, options: read_megatron(checkpoint.path, options),
     kept_beside=frozenset({"args", "iteration", "checkpoint_version"}),
     parallel=lambda checkpoint, sizes: partial(write.plan_megatron, checkpoint, sizes),
 )
@@ -149,13 +133,11 @@ META = replace(
     FAIRSEQ,
     name=flat.META_NAME,
     title="Meta's files of ranks",
-    score=partial(_score, files.meta_files),
-    read=read_meta,
+    **_reading(files.meta_files, partial(flat.read, flat.META_LAYOUT)),
     refuses=write.refuses,
     plan_write=write.plan_meta_alone,
     writes=True,
     companions=companions,
     read_planned=write.read_meta_plan,
-    rejoined=lambda checkpoint, options: read_meta(checkpoint.path, options),
     parallel=lambda checkpoint, sizes: partial(write.plan_meta, checkpoint, sizes),
 )

@@ -41,7 +41,7 @@ in one ``dense_h_to_4h``; others have a ``dense_h_to_4h_2``."""
 
 
 def rank_files(path: str) -> FoundFiles | None:
-    """Return the files of all ranks in a folder; None if there is none."""
+    """Return the files of all ranks in a folder, or None if the folder contains none."""
     paths: dict[tuple[int, ...], str] = {}
     for name in names_in(path):
         if NEMO_FOLDER.fullmatch(name) and NEMO_FILE in names_in(str(as_path(path, name))):
@@ -51,7 +51,7 @@ def rank_files(path: str) -> FoundFiles | None:
 
 
 def archived_files(path: str) -> FoundFiles | None:
-    """Return the files of all ranks in an archive that is not compressed, as windows of it; None if there is none."""
+    """Return the files of all ranks in an uncompressed archive, as windows of it, or None if it contains none."""
     paths: dict[tuple[int, ...], str] = {}
     for name, part in _members(path):
         folder, _, file = name.rpartition("/")

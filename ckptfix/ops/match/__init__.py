@@ -227,9 +227,8 @@ def find(
             count = Heads(heads, kv_heads)
             return aligned(mine, target, by=by, reshape=reshape, heads=count, blocks=blocks)
 
-        matching, operations = fit(one)
-        if by == "structure" and blocks is None:
-            matching, operations = in_torchs_layout(checkpoint, one, fit) or (matching, operations)
+        by_layers = in_torchs_layout(checkpoint, one, fit) if by == "structure" and blocks is None else None
+        matching, operations = by_layers or fit(one)
         verdict = None
         if verify or source_model is not None:
             both = models(source_model or "", os.fspath(like), inputs, allow_import)

@@ -202,9 +202,9 @@ def _taken(found: Turned, operations: Operations) -> Iterator[tuple[str, FusedTe
     for one in operations.taken:
         rows = [found.steps[name] for name in one.old]
         old = tuple(key for keys, _ in rows for key in keys)
-        alike = len(rows) == 1 or (all(own == rows[0][1] for _, own in rows) and len(old) == len(rows))
+        same_steps = len(rows) == 1 or (all(own == rows[0][1] for _, own in rows) and len(old) == len(rows))
         parts = sum(row == rows[0] for row in found.steps.values())
-        if not alike or (rows[0][1] and parts > 1):
+        if not same_steps or (rows[0][1] and parts > 1):
             raise _inexpressible(old)
         made = replace(one, old=old, operations=(*rows[0][1], *one.operations))
         yield from ((name, made) for name in one.old)

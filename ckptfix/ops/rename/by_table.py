@@ -111,8 +111,9 @@ def route_of(
         made = one.rules()
         if not one.needs:
             return (RouteStep(one, made),)
+        origin = origin or _origin(source)
         with _opened(source, at) as checkpoint:
-            return (RouteStep(one, one.rules(_sizes(checkpoint, (one,), heads, origin or _origin(source)))),)
+            return (RouteStep(one, one.rules(_sizes(_original(checkpoint, origin), (one,), heads, origin))),)
     own = None if rules is None else tables.conversions(text_in(file_name(rules)), file_name(rules))
     family, old, new = pair_of(names)
     origin = origin or _origin(source)
@@ -274,7 +275,7 @@ def steps(
         message = f"{stated} {kind!r}, which the table {way[0].family} is not for"
         raise Refused(message, path=checkpoint.path, hint="with --map FILE, --names takes a table of your own")
     _, _, way = min(named, key=lambda row: row[:2])
-    sizes = _sizes(checkpoint, way, heads, origin)
+    sizes = _sizes(original, way, heads, origin)
     with about(checkpoint.path):
         made = tuple(RouteStep(one, one.rules(sizes)) for one in way)
     _refuse_widths(checkpoint, made[0].rules, at)
@@ -414,9 +415,9 @@ def json_beside_of(origin: Origin | None, checkpoint: Checkpoint, name: str) -> 
 
 
 def _sizes(
-    checkpoint: Checkpoint, way: Sequence[NameConversion], heads: Heads, origin: Origin | None
+    original: Checkpoint, way: Sequence[NameConversion], heads: Heads, origin: Origin | None
 ) -> Mapping[str, int]:
-    """Return the sizes that these conversions need, as far as they are known.
+    """Return the sizes that these conversions need, as far as the file that the user named, or files beside it, say.
 
     Raises:
         Refused: the number of heads of keys does not divide that of queries.
@@ -425,7 +426,7 @@ def _sizes(
     if not needs:
         return {}
     found = {name: value for name, value in zip(HEADS, (heads.query, heads.kv), strict=True) if value is not None}
-    for holder in _holders(checkpoint, origin):
+    for holder in _holders(original, origin):
         if needs <= found.keys():
             break
         for name in needs - found.keys():
@@ -444,14 +445,13 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _holders(checkpoint: Checkpoint, origin: Origin | None) -> Iterator[Mapping[str, Any]]:
+def _holders(original: Checkpoint, origin: Origin | None) -> Iterator[Mapping[str, Any]]:
     """Yield what may state the sizes of the model: files beside the checkpoint, then arguments in it."""
     for name in CONFIGS:
-        config = json_beside_of(origin, checkpoint, name)
+        config = json_beside_of(origin, original, name)
         inner = config.get("text_config")
         yield config
         yield inner if isinstance(inner, dict) else {}
-    original = _original(checkpoint, origin)
     stated = original.metadata
     front = f"{stated.get(ARCHITECTURE)}."
     yield {key.removeprefix(front): int(text) for key, text in stated.items() if text.isdecimal() and len(text) < 10}

@@ -21,7 +21,7 @@ from ckptfix.formats import open_checkpoint
 
 ARRAYS = {"weight": np.arange(12, dtype="f4").reshape(3, 4), "bias": np.ones(3, "f4")}
 DATA = ("arrays", "npz")
-"""Kinds of which most files are data: a search leaves them out."""
+"""Kinds that a search leaves out, because most of their files hold data and no model."""
 
 VERBS: dict[str, tuple[str, ...]] = {
     "inspect": (), "ls": (), "doctor": (), "digest": (), "stats": (), "diff": ("IN",), "match": ("--like", "LIKE"),

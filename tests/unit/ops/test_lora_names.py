@@ -1,4 +1,4 @@
-"""Adapters for models with two sets of names, one of which fuses what the other has apart."""
+"""Adapters for models with two sets of names: one set has query, key and value in one tensor, the other in three."""
 
 from __future__ import annotations
 
