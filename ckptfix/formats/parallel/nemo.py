@@ -23,6 +23,7 @@ from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.foreign.archives import tar_members
 from ckptfix.formats.members import NEMO_FILE, NEMO_FOLDER
 from ckptfix.formats.parallel.files import MOST_TEXT, FoundFiles, names_in
+from ckptfix.formats.yaml_lines import plain_values
 from ckptfix.io.layers import WindowName
 from ckptfix.io.source import is_folder, open_source
 from ckptfix.urls import as_path
@@ -31,9 +32,6 @@ NAME = "nemo-ranks"
 ARCHIVE_NAME = "nemo-archive"
 CONFIG = "model_config.yaml"
 MOST_MEMBERS = 10_000
-
-_NUMBER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
-_WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "~": None}
 
 GATED = frozenset(f"{fast}{name}" for fast in ("", "fast-") for name in ("geglu", "reglu", "swiglu"))
 """Activations with a gate. The core has both matrices in one ``linear_fc1``. Before it, only those called ``fast-`` are
@@ -82,16 +80,7 @@ def configuration(place: str) -> dict[str, object]:
             text = source.read(0, min(source.size, MOST_TEXT)).decode("utf-8", "replace")
     except CkptfixError:
         return {}
-    rows = (line.partition(":") for line in text.splitlines())
-    return {name: _value(value.strip()) for name, _, value in rows if name.isidentifier()}
-
-
-def _value(text: str) -> object:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    if _NUMBER.fullmatch(text):
-        return int(text)
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+    return plain_values(text)
 
 
 def arguments(config: Mapping[str, object]) -> dict[str, object]:

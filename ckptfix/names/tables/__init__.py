@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cache
 from importlib.resources import files
-from itertools import permutations
+from itertools import product
 
 from ckptfix.dataclass import dataclass
 from ckptfix.names.rulefile import ANY_SIZE, Rules, Sizes, read, sizes_in
@@ -51,7 +51,6 @@ OTHER_WORDS: Mapping[str, str] = {
 
 _ABOUT = re.compile(r"#\s*(names|family|models|types|formats|versions|source|note|one-way):\s+(\S.*?)\s*")
 _PAIR = re.compile(r"([a-z0-9][\w.-]*):([a-z0-9][\w.-]*)", re.IGNORECASE)
-
 
 @dataclass(frozen=True, slots=True)
 class NameConversion:
@@ -100,6 +99,14 @@ class NameConversion:
         """The sizes of the model that its lines need."""
         return sizes_in(self.text)
 
+    def may_match(self, key: str) -> bool:
+        """Return whether a line may match `key`, in either direction, by its first and last components alone.
+
+        The lines are not read: that takes a hundred times as long, and a key fits few tables.
+        """
+        ends = zip((key.partition(".")[0], key.rpartition(".")[2]), _ends(self.text), strict=True)
+        return all(known is None or component in known for component, known in ends)
+
     @property
     def ways(self) -> tuple[NameConversion, ...]:
         """The conversion in each direction in which it can be run."""
@@ -122,6 +129,19 @@ class NameConversion:
 
     def __str__(self) -> str:
         return f"{self.family} {self.old}:{self.new}" if any(self.names) else self.path
+
+
+@cache
+def _ends(text: str) -> tuple[frozenset[str] | None, frozenset[str] | None]:
+    """Return the first components of all words in lines, and the last ones; None if a placeholder is among them."""
+    words = [word for line in text.split("\n") if not line.startswith("#") for word in line.split()]
+    firsts = frozenset(word.partition(".")[0] for word in words)
+    lasts = frozenset(word.rpartition(".")[2] for word in words)
+    return _closed(firsts), _closed(lasts)
+
+
+def _closed(components: frozenset[str]) -> frozenset[str] | None:
+    return None if any("{" in one for one in components) else components
 
 
 @cache
@@ -178,7 +198,8 @@ def ecosystems(rows: Iterable[NameConversion]) -> tuple[str, ...]:
 
 def pair_for(keys: Sequence[str], wanted: Sequence[str]) -> str | None:
     """Return the ``FROM:TO`` of the first conversion of the package that has lines for `keys` and makes `wanted`."""
-    fits = [way for row in shipped() for way in row.ways if not way.rules().unmatched(keys)[0]]
+    likely = [row for row in shipped() if all(map(row.may_match, keys[:1]))]
+    fits = [way for row in likely for way in row.ways if not way.rules().unmatched(keys)[0]]
     backwards = [row.turned() for row in fits if "one-way" not in row.about]
     return next((f"{row.new}:{row.old}" for row in backwards if not row.rules().unmatched(wanted)[0]), None)
 
@@ -192,7 +213,8 @@ def routes(rows: Sequence[NameConversion], old: str | None, new: str) -> Iterato
     for row in turned:
         if row.new == new and old in (None, row.old):
             yield (row,)
-    for first, second in permutations(turned, 2):
-        joined = first.new == second.old and second.new == new and first.old != new
+    ends = [row for row in turned if row.new == new]
+    for first, second in product(turned, ends):
+        joined = first.new == second.old and first.old != new
         if joined and first.family == second.family and old in (None, first.old):
             yield first, second

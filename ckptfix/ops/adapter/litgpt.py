@@ -7,23 +7,21 @@ the number of heads.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, contiguous_stride
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
-from ckptfix.io.source import is_file, is_local, open_source
+from ckptfix.formats.yaml_lines import plain_values
+from ckptfix.io.source import open_source
 from ckptfix.names.adapters import Role
-from ckptfix.ops.quantized import json_beside
-from ckptfix.urls import as_path
+from ckptfix.ops.quantized import file_beside, json_beside
 
 PARTS = ("q_proj", "k_proj", "v_proj")
 """Names of the parts, for which LitGPT has none."""
 
 _WORDS = ("lora_query", "lora_key", "lora_value")
-_LINE = re.compile(r"([A-Za-z_]+): *(true|false|-?[0-9.]+(?:e-?[0-9]+)?) *", re.IGNORECASE)
 _MOST = 1 << 20
 
 Roles = Mapping[Role, TensorEntry]
@@ -64,26 +62,15 @@ def _whole(*values: object) -> int | None:
 
 def _pairs(checkpoint: Checkpoint, name: str) -> dict[str, float]:
     """Return the numbers at the top of a YAML file beside a checkpoint; true is 1."""
-    if not is_local(checkpoint.path):
+    path = file_beside(checkpoint, name)
+    if path is None:
         return {}
-    path = str(as_path(checkpoint.path).parent / name)
     try:
-        if not is_file(path):
-            return {}
         with open_source(path) as source:
             text = bytes(source.read(0, min(source.size, _MOST))).decode("utf-8", "replace")
     except (CkptfixError, OSError):
         return {}
-    found = (_LINE.fullmatch(line.partition(" #")[0]) for line in text.splitlines())
-    made: dict[str, float] = {}
-    for row in found:
-        if row is not None:
-            value = row[2].lower()
-            try:
-                made[row[1]] = float(value) if value[0] not in "tf" else float(value == "true")
-            except ValueError:
-                continue
-    return made
+    return {key: float(value) for key, value in plain_values(text).items() if isinstance(value, int | float)}
 
 
 def is_fused(module: str, roles: Roles) -> bool:

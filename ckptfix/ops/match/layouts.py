@@ -89,6 +89,8 @@ def _table(checkpoint: Checkpoint, at: str | None) -> tuple[NameConversion | Non
     for one in sorted(rows, key=lambda one: left[one.family]):
         if 2 * left[one.family] <= len(keys):
             return one, True
+    if not any(all(map(way[0].may_match, keys[:1])) for way in tables.routes(tables.shipped(), None, LAYERS)):
+        return None, False
     with suppress(CkptfixError):
         (step,) = by_table.steps(checkpoint, None, LAYERS, at=at)
         return step.conversion, False

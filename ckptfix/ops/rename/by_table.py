@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from ckptfix import formats
@@ -150,7 +151,7 @@ def names_for(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], at:
     return next(
         (
             names
-            for names, made in _made_by_tables(checkpoint, at)
+            for names, made in _made_by_tables(checkpoint, wanted, at)
             if made and all(wanted.get(key) == shape for key, shape in made.items())
         ),
         None,
@@ -167,20 +168,26 @@ def names_making(
     return next(
         (
             names
-            for names, made in _made_by_tables(checkpoint, at)
+            for names, made in _made_by_tables(checkpoint, wanted, at)
             if all(key in made for key in wanted) and not any(key in made for key in unwanted)
         ),
         None,
     )
 
 
-def _made_by_tables(checkpoint: Checkpoint, at: str | None) -> Iterator[tuple[str, Mapping[str, tuple[int, ...]]]]:
-    """Yield the keys and shapes after each single conversion that fits a checkpoint, with its ``FROM:TO``."""
+def _made_by_tables(
+    checkpoint: Checkpoint, wanted: Iterable[str], at: str | None
+) -> Iterator[tuple[str, Mapping[str, tuple[int, ...]]]]:
+    """Yield the keys and shapes after each single conversion that fits a checkpoint, with its ``FROM:TO``.
+
+    Conversions that cannot make the first of the `wanted` keys are left out.
+    """
     keys = list(_keys(checkpoint, at))
-    rows = [row for one in tables.shipped() for row in one.ways]
+    ends = (*keys[:1], *islice(wanted, 1))
+    likely = (way for one in tables.shipped() if all(map(one.may_match, ends)) for way in one.ways)
     # A table that lacks one of a few keys needs no look at all of them.
-    likely = (row for row in rows if not row.rules().unmatched(keys[:3])[0])
-    fitting = [row for row in likely if not row.rules().unmatched(keys)[0]]
+    known = (way for way in likely if not way.rules().unmatched(keys[:3])[0])
+    fitting = [way for way in known if not way.rules().unmatched(keys)[0]]
     for old, new in dict.fromkeys((row.old, row.new) for row in fitting):
         with suppress(CkptfixError):
             after = converted(checkpoint, steps(checkpoint, old, new, at=at), at)
