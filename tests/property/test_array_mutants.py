@@ -69,6 +69,7 @@ def test_the_file_is_sound(kind: str, tmp_path: Path) -> None:
     assert len(ckptfix.load_state_dict(tmp_path / "out.safetensors")) == 3
 
 
+@pytest.mark.slow
 @every
 def test_few_mutants(kind: str, tmp_path: Path) -> None:
     assert run(kind, range(3 if kind in SLOW else FEW), tmp_path / "in")

@@ -73,6 +73,7 @@ def in_gguf(family: str, folder: Path) -> Path:
     return folder / "m.gguf"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MODELS)
 def test_weights_of_gguf_get_the_names_of_transformers(family: str, tmp_path: Path) -> None:
     path, wanted = in_gguf(family, tmp_path), weights(family)

@@ -19,6 +19,8 @@ from ckptfix.formats.arrays import hdf5_child
 
 h5py = pytest.importorskip("h5py")
 
+pytestmark = pytest.mark.slow
+
 STUB = """
 import importlib.util, os, sys
 spec = importlib.util.spec_from_file_location("child", {file!r})

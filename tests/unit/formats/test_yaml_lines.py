@@ -8,7 +8,8 @@ from ckptfix.formats.yaml_lines import plain_values
 def test_values_at_the_top() -> None:
     text = "\n".join([
         "tensor_model_parallel_size: 2", "lora_alpha: 16.5  # doubled", "rate: 1e-4", "megatron_legacy: False",
-        "tied: ~", "activation: 'fast-swiglu'", "name: a: b", "optim:", "  lr: 3", "- x: 4", "run: !!python/object:x {}",
+        "tied: ~", "activation: 'fast-swiglu'", "name: a: b", "optim:", "  lr: 3", "- x: 4",
+        "run: !!python/object:x {}",
     ])  # fmt: skip
     assert plain_values(text) == {
         "tensor_model_parallel_size": 2, "lora_alpha": 16.5, "rate": 1e-4, "megatron_legacy": False, "tied": None,
