@@ -66,7 +66,7 @@ fuzz: $(READY) ## Run the property tests for longer, and a campaign of mutants
 	PYTHONPATH=.:tests $(BIN)/python -m property.campaign --from $(FROM) --mutants $(MUTANTS)
 
 campaigns: $(READY) ## Break the writer in every way, and run every command on every file; long
-	CKPTFIX_LONG=1 $(PYTEST) -rs tests/faults tests/audit tests/real tests/roundtrip tests/cli/test_ranks.py tests/unit/formats $(ARGS)
+	CKPTFIX_LONG=1 $(PYTEST) -rs tests/faults tests/audit tests/real tests/recorded tests/roundtrip tests/cli tests/unit $(ARGS)
 	COUNT=$(COUNT) PYTHONPATH=tests $(BIN)/python -m campaigns
 
 fleet: $(READY) ## Do 2,000 checkpoints as fleets that are killed, stopped and resumed; on Dask where it is

@@ -68,17 +68,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark most cases of a test with many as slow, and those that ``sampled(N)`` leaves out as a campaign."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark most cases of a test with many as slow, and those that ``sampled(N)`` leaves out as a campaign.
+
+    Where no ``-m`` asks for them, half of the latter are left to long runs.
+    """
+    long: set[pytest.Item] = set()
     for _, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
         cases = list(group)
         sampled = cases[0].get_closest_marker("sampled")
         count, quick = _sizes(*sampled.args, **sampled.kwargs) if sampled else _sizes()
         drawn = _drawn(cases, len(cases) if count is None else count, quick)
-        for item in set(cases) - set(drawn):
+        left = sorted(set(cases) - set(drawn), key=_by_name)
+        for item in left:
             item.add_marker(pytest.mark.campaign)
+        long.update(left[1::2])
         for item in drawn[quick:]:
             item.add_marker(pytest.mark.slow)
+    if long and not LONG and not config.getoption("markexpr"):
+        config.hook.pytest_deselected(items=[item for item in items if item in long])
+        items[:] = [item for item in items if item not in long]
+
+
+def _by_name(item: pytest.Item) -> int:
+    """Return a number that puts cases in an order that is always the same, and follows no parameter."""
+    return crc32(item.name.encode())
 
 
 def _plain(value: object) -> object:
@@ -101,7 +115,7 @@ def _drawn(cases: Sequence[pytest.Item], count: int, quick: int) -> list[pytest.
     """
     if len(cases) <= min(count, quick):
         return list(cases)
-    rest = {item: _values(item) for item in sorted(cases, key=lambda item: crc32(item.name.encode()))}
+    rest = {item: _values(item) for item in sorted(cases, key=_by_name)}
     seen: set[tuple[str, object]] = set()
     first: list[pytest.Item] = []
     for all_new in (True, False):  # those with new values only come first, so that few have all

@@ -290,7 +290,7 @@ def test_a_process_is_killed(tmp_path: Path, kind: str) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", FILES)
 def test_a_process_is_killed_on_a_real_disk(on_disk: Path, kind: str) -> None:
-    count = 500 if os.environ.get("CKPTFIX_LONG") else 60
+    count = 500 if os.environ.get("CKPTFIX_LONG") else 40
     ends = kills(on_disk, kind, count, 2)
     print(dict(ends))
     assert ends["taken back"]

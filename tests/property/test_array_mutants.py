@@ -18,7 +18,7 @@ from ckptfix.errors import CkptfixError
 SECONDS = 20.0
 """Wall time of a mutant: reading HDF5 starts a process, whose calls of the library have 10 seconds of computing."""
 
-FEW, MANY, MOST = 12, 300, 20_000
+FEW, MANY, MOST = 12, 160, 20_000
 SLOW = ("hdf5", "chunked hdf5", "keras")
 """Kinds that start a process for each reading."""
 
