@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from builders import Tensor, assemble, legacy, safetensors, state_dict_ops, torch_zip
 from campaigns.in_place import Call, Case, MemoryDisk, MemoryFile, cases, made, states
+from conftest import LONG
 
 import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, Unsupported, WriteFailed
@@ -282,15 +283,16 @@ def kills(folder: Path, kind: str, count: int, seed: int) -> Counter[str]:
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", FILES)
 def test_a_process_is_killed(tmp_path: Path, kind: str) -> None:
-    ends = kills(tmp_path, kind, 40, 1)
+    count = 500 if LONG else 30
+    ends = kills(tmp_path, kind, count, 1)
     print(dict(ends))
-    assert ends["edited"] + ends["plain"] == 40
+    assert ends["edited"] + ends["plain"] == count
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", FILES)
 def test_a_process_is_killed_on_a_real_disk(on_disk: Path, kind: str) -> None:
-    count = 500 if os.environ.get("CKPTFIX_LONG") else 40
+    count = 500 if LONG else 30
     ends = kills(on_disk, kind, count, 2)
     print(dict(ends))
     assert ends["taken back"]

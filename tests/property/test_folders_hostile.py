@@ -50,5 +50,5 @@ def survive(kind: str, number: int, place: Path) -> None:
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_mutants_of_a_file_of_a_folder(kind: str, tmp_path: Path) -> None:
-    for number in range(400 if LONG else 15):
+    for number in range(400 if LONG else 8):
         survive(kind, number, tmp_path)

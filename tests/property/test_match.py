@@ -137,7 +137,7 @@ def test_learned_rules_of_names_that_look_like_rules_are_no_rules() -> None:
 @pytest.mark.parametrize(("kind", "count"), [
     *((kind, 2000) for kind in ("words", "numbers", "moved", "experts")),
     ("equal shapes", 700),
-    pytest.param("equal shapes", 2000, marks=pytest.mark.campaign),  # each key is compared with each: ten seconds
+    *([("equal shapes", 2000)] if LONG else []),  # each key is compared with each: ten seconds
 ])  # fmt: skip
 def test_thousands_of_keys(kind: str, count: int) -> None:
     """Irregular and regular names in number: every key is accounted for, and what can be known is."""

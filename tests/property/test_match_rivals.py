@@ -34,10 +34,10 @@ def test_what_is_certain_is_right_pair_by_pair(start: int) -> None:
 def test_many_pairs_are_certain() -> None:
     """So that doubting all would not do."""
     found: Counter[bool] = Counter()
-    for seed in range(200):
+    for seed in range(100):
         one, other = named_rivals.pair(seed)
         found.update(not pair.instead for pair in match(slots(one), slots(other)).pairs)
-    assert found[True] >= 3500, found
+    assert found[True] >= 1750, found
 
 
 def test_order_and_place_alone_make_nothing_certain() -> None:

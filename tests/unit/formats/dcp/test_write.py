@@ -108,7 +108,7 @@ def test_the_metadata_are_the_objects_that_torch_makes(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("world", [1, 2, 3] if LONG else [1, 3])
+@pytest.mark.parametrize("world", [1, 2, 3] if LONG else [3])
 def test_it_is_loaded_on_any_number_of_ranks(saved: Path, tmp_path: Path, world: int) -> None:
     """What three ranks saved, as one file, as a folder again: into FSDP2 and plain models with their optimizers."""
     ckptfix.convert(saved / "fsdp", tmp_path / "one.pth")
