@@ -91,13 +91,16 @@ def segment_length(segment: Segment) -> int:
     return len(segment) if isinstance(segment, bytes) else segment.length
 
 
+def split(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """Yield the same bytes without empty segments; every range among them is of a real file."""
+    return filter(segment_length, chain.from_iterable(map(pieces_of, segments)))
+
+
 def joined(segments: Iterable[Segment]) -> Iterator[Segment]:
     """Yield the same bytes in fewer segments; every range among them is of a real file."""
     last: Segment = b""
     literal: list[bytes] = []
-    for segment in chain.from_iterable(map(pieces_of, segments)):
-        if not segment_length(segment):
-            continue
+    for segment in split(segments):
         if isinstance(segment, bytes):
             if not isinstance(last, bytes):
                 yield last

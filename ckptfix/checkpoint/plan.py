@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import field
 
-from ckptfix.checkpoint.byte_ranges import Data, Segment, joined, segment_length
+from ckptfix.checkpoint.byte_ranges import Data, Segment, joined, segment_length, split
 from ckptfix.dataclass import dataclass
 from ckptfix.findings.row import Finding
 
@@ -25,9 +25,15 @@ class OutputFile:
     along: bool = False
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str], segments: Iterable[Segment], *, along: bool = False) -> OutputFile:
-        """Return an OutputFile of these segments, without empty ones, and with adjacent ranges of a file joined."""
-        kept = tuple(joined(segments))
+    def of(
+        cls, path: str | os.PathLike[str], segments: Iterable[Segment], *, along: bool = False, join: bool = True
+    ) -> OutputFile:
+        """Return an OutputFile of these segments, without empty ones, and with adjacent ranges of a file joined.
+
+        Args:
+            join: join adjacent segments; without it, literal bytes that occur many times stay one object.
+        """
+        kept = tuple(joined(segments) if join else split(segments))
         return cls(os.fspath(path), kept, sum(map(segment_length, kept)), along)
 
     @property

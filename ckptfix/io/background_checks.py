@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import ByteRange, Plan, RangeCheck
+from ckptfix.checkpoint import ByteRange, Data, Plan, RangeCheck
 from ckptfix.checkpoint.byte_ranges import segment_length
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile
@@ -15,8 +15,8 @@ from ckptfix.io.checksums import PORTION, JoinedSums, crc32_on
 from ckptfix.io.copy import by_kernel
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_from
-from ckptfix.io.source import sums_of, threads
-from ckptfix.io.threads import Flag
+from ckptfix.io.source import open_source, sums_of, threads
+from ckptfix.io.threads import OVERHEAD, Flag
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -155,16 +155,46 @@ def run(checks: Iterable[RangeCheck], stopped: Flag | None = None, joined: Joine
         DamagedFile: bytes do not match their checksum.
         CkptfixError: they cannot be read.
     """
-    for check in checks:
-        data = check.data
-        if joined is not None and isinstance(data, ByteRange):
-            crc = joined.crc32(data, stopped)
-        else:
-            crc = crc32_on(data, stopped=stopped)
+    for near in _near(checks):
+        sums = _sums(near, joined, stopped)
         if stopped is not None and stopped.is_set():
             return
-        if crc != check.crc32:
-            raise differs(check)
+        for check, crc in zip(near, sums, strict=True):
+            if crc != check.crc32:
+                raise differs(check)
+
+
+def _near(checks: Iterable[RangeCheck]) -> Iterator[list[RangeCheck]]:
+    """Group the checks, in order: those of small ranges that follow each other closely are one group."""
+    group: list[RangeCheck] = []
+    for check in checks:
+        if group and not _is_near(group[0].data, group[-1].data, check.data):
+            yield group
+            group = []
+        group.append(check)
+    if group:
+        yield group
+
+
+def _is_near(first: Data, last: Data, data: Data) -> bool:
+    """Return whether one short read serves `data` and the ranges from `first` to `last`."""
+    if not (isinstance(first, ByteRange) and isinstance(last, ByteRange) and isinstance(data, ByteRange)):
+        return False
+    close = 0 <= data.offset - last.end <= OVERHEAD and data.end - first.offset <= PORTION
+    return close and data.path == first.path
+
+
+def _sums(near: Sequence[RangeCheck], joined: JoinedSums | None, stopped: Flag | None) -> list[int]:
+    """Return the checksums of the ranges of a group."""
+    first, last = near[0].data, near[-1].data
+    if len(near) > 1 and isinstance(first, ByteRange) and isinstance(last, ByteRange):
+        with open_source(first.path) as source:
+            read = memoryview(source.read(first.offset, last.end - first.offset))
+        places = (data for check in near if isinstance(data := check.data, ByteRange))
+        return [checksum(read[data.offset - first.offset : data.end - first.offset]) for data in places]
+    if joined is not None and isinstance(first, ByteRange):
+        return [joined.crc32(first, stopped)]
+    return [crc32_on(first, stopped=stopped)]
 
 
 def _place(check: RangeCheck) -> tuple[str, int]:

@@ -68,10 +68,10 @@ class Checksums:
             crc = crc32_joined(crc, self._sums_of(task)[0], part.data.length)
         return crc
 
-    def segment(self, index: int, pack: Callable[[int], bytes], length: int) -> Derived:
-        """Return `pack(checksum)` of the range number `index` as a segment of `length` bytes."""
+    def segment(self, index: int, pack: Callable[[int], bytes], blank: bytes) -> Derived:
+        """Return `pack(checksum)` of the range number `index` as a segment; `blank` is ``pack(0)``."""
         sources = read_from(self._ranges[index])
-        return Derived(length, lambda: (pack(self.value(index)),), CHECKSUM, sources, blank=pack(0))
+        return Derived(len(blank), lambda: (pack(self.value(index)),), CHECKSUM, sources, blank=blank)
 
     def _sums_of(self, task: int) -> list[int]:
         with self._lock:
@@ -100,9 +100,9 @@ class SummedStream:
             self._crc32 = crc32_on(self._whole)
         return self._crc32
 
-    def segment(self, pack: Callable[[int], bytes], length: int) -> Derived:
-        """Return `pack(checksum)` as a segment of `length` bytes, like `Checksums.segment`."""
-        return Derived(length, lambda: (pack(self.value()),), CHECKSUM, read_from(self._whole), blank=pack(0))
+    def segment(self, pack: Callable[[int], bytes], blank: bytes) -> Derived:
+        """Return `pack(checksum)` as a segment, like `Checksums.segment`."""
+        return Derived(len(blank), lambda: (pack(self.value()),), CHECKSUM, read_from(self._whole), blank=blank)
 
 
 def _crc32_of(task: Sequence[RangeBlock]) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -41,14 +42,14 @@ class PlannedFile(VirtualFile):
     """
 
     file: OutputFile
-    starts: tuple[int, ...]
+    starts: array[int]
     far: bool
 
     def __new__(cls, file: OutputFile) -> PlannedFile:
         name = super().__new__(cls, file.path)
         name.file = file
         name.size = file.nbytes
-        name.starts = tuple(accumulate(map(segment_length, file.segments), initial=0))[:-1]
+        name.starts = array("Q", accumulate(map(segment_length, file.segments), initial=0))[:-1]
         # Compute this only once: the file is opened for each of its tensors, and has several segments for each.
         paths = {segment.path for segment in file.segments if isinstance(segment, ByteRange)}
         name.far = not all(map(is_local, paths))
@@ -57,6 +58,34 @@ class PlannedFile(VirtualFile):
     def at(self, offset: int) -> tuple[Segment, int]:
         index = max(bisect_right(self.starts, offset) - 1, 0)
         return self.file.segments[index], offset - self.starts[index]
+
+    def around(self, whole: ByteRange, data: int, nbytes: int) -> bytes | None:
+        """Return the bytes of the range `whole` except the `nbytes` bytes at the offset `data` in it.
+
+        A checksum that is not known yet is that of no data.
+
+        Returns:
+            None if these bytes are not one segment, or if others are copied or computed.
+        """
+        segments, starts = self.file.segments, self.starts
+        index, at, end = bisect_left(starts, whole.offset), whole.offset, whole.end
+        if index == len(starts) or starts[index] != at:
+            return None
+        data += at
+        pieces: list[bytes] = []
+        while at < end and index < len(segments):
+            segment = segments[index]
+            index += 1
+            if at == data and segment_length(segment) == nbytes:
+                at += nbytes
+                continue
+            if isinstance(segment, Derived) and segment.what == CHECKSUM:
+                segment = segment.blank
+            if not isinstance(segment, bytes):
+                return None
+            pieces.append(segment)
+            at += len(segment)
+        return b"".join(pieces) if at == end else None
 
     def between(self, offset: int, length: int) -> Iterator[tuple[Segment, int, int]]:
         """Yield the parts of the `length` bytes at `offset`: (segment, first byte in it, number of bytes)."""

@@ -42,7 +42,9 @@ from ckptfix.zips.read import (
 FLAGS = 0x0808
 FB = 0x4246
 
-CRC_IN_ROW, CRC_IN_DESCRIPTOR = 16, 4
+DESCRIPTOR = b"PK\x07\x08"
+
+CRC_IN_ROW, CRC_IN_DESCRIPTOR = 16, len(DESCRIPTOR)
 """The offset of the four bytes of a checksum in a row of the directory, and in a data descriptor."""
 
 
@@ -86,7 +88,7 @@ class ArchiveTemplate:
         varying: the position of the record that differs: ranges of files, all of the same size, which is not 0.
     """
 
-    __slots__ = ("_checksum_in_row", "_head", "_tail")
+    __slots__ = ("_between", "_blank", "_end", "_head")
 
     def __init__(self, records: Sequence[NewRecord], varying: int) -> None:
         known = [*records]
@@ -98,19 +100,26 @@ class ArchiveTemplate:
         behind = b"".join(literal[3 * varying + 2 :])
         before = sum(map(len, rows.blank[:varying]))
         directory = b"".join(rows.blank)
-        self._checksum_in_row = len(behind) + before + CRC_IN_ROW
-        self._tail = behind + directory + end_records(len(records), len(directory), cursor)
+        row = len(behind) + before + CRC_IN_ROW
+        tail = behind + directory + end_records(len(records), len(directory), cursor)
+        # The checksum of the record is in its descriptor, and in its row of the directory.
+        self._between, self._end = tail[CRC_IN_DESCRIPTOR + 4 : row], tail[row + 4 :]
+        self._blank = self._joined_tail(0)
 
-    def tail(self, crc32: int) -> bytes:
-        """Return the bytes behind the data of the record, with its checksum."""
-        tail, at, crc = self._tail, self._checksum_in_row, crc32.to_bytes(4, "little")
-        return b"".join((tail[:CRC_IN_DESCRIPTOR], crc, tail[CRC_IN_DESCRIPTOR + 4 : at], crc, tail[at + 4 :]))
+    def tail(self, crc32: int) -> tuple[bytes, ...]:
+        """Return the pieces behind the data of the record, with its checksum; long ones are the same for all."""
+        crc = crc32.to_bytes(4, "little")
+        return DESCRIPTOR + crc, self._between, crc, self._end
+
+    def _joined_tail(self, crc32: int) -> bytes:
+        return b"".join(self.tail(crc32))
 
     def segments(self, made: TemplatedArchive, sums: Checksums, numbers: Iterator[int]) -> list[Segment]:
         """Return the segments of the archive `made`; arguments as for `_archive`."""
         if made.crc32 is not None:
-            return [self._head, made.data, self.tail(made.crc32)]
-        return [self._head, made.data, sums.segment(next(numbers), self.tail, len(self._tail))]
+            return [self._head, made.data, *self.tail(made.crc32)]
+        nth = next(numbers)
+        return [self._head, made.data, sums.segment(nth, self._joined_tail, self._blank)]
 
 
 class TemplatedArchive(NamedTuple):
@@ -215,7 +224,7 @@ def laid_out(
         if record.crc32 is None and record.size and isinstance(record.data, Derived):
             waits = True
             summed = SummedStream(record.data)
-            segments += (header + name + extra, summed.data, summed.segment(descriptor, len(descriptor(0))))
+            segments += (header + name + extra, summed.data, summed.segment(descriptor, descriptor(0)))
             rows.append(lambda summed=summed, row=row: row(summed.value()))  # type: ignore[misc]
             blank.append(row(0))
             cursor += len(header) + len(name) + len(extra) + record.size + len(descriptor(0))
@@ -224,7 +233,7 @@ def laid_out(
         if record.crc32 is None and record.size and not isinstance(record.data, bytes):
             nth = next(numbers)
             waits = True
-            segments.append(sums.segment(nth, descriptor, len(descriptor(0))))
+            segments.append(sums.segment(nth, descriptor, descriptor(0)))
             rows.append(lambda nth=nth, row=row: row(sums.value(nth)))  # type: ignore[misc]
             blank.append(row(0))
         else:
@@ -254,7 +263,7 @@ def _descriptor_maker(size: int, large: bool) -> Callable[[int], bytes]:
     if not size:
         return lambda crc32: b""
     form = "<4sL2Q" if large else "<4s3L"
-    return lambda crc32: struct.pack(form, b"PK\x07\x08", crc32, size, size)
+    return lambda crc32: struct.pack(form, DESCRIPTOR, crc32, size, size)
 
 
 def _row_maker(name: bytes, size: int, header: int, flags: int) -> Callable[[int], bytes]:
@@ -349,7 +358,7 @@ def rewritten_header(reader: Source, local: LocalHeader, flags: int, crc32: int,
     if flags & DESCRIPTOR_FOLLOWS:
         if not wide and (local.crc32 or local.stored or local.size):
             struct.pack_into("<3L", head, 14, crc32, size, size)
-        return bytes(head), struct.pack("<4sL2Q" if wide else "<4s3L", b"PK\x07\x08", crc32, size, size)
+        return bytes(head), struct.pack("<4sL2Q" if wide else "<4s3L", DESCRIPTOR, crc32, size, size)
     struct.pack_into("<3L", head, 14, crc32, size, size)
     if wide:
         raise BadDirectory("a pickle record has zip64 sizes in its local header")

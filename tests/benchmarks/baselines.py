@@ -138,6 +138,23 @@ def dcp_to_torch(source: str, dest: str) -> None:
     dcp_to_torch_save(source, dest)
 
 
+def torch_to_dcp(source: str, dest: str) -> None:
+    from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+
+    torch_save_to_dcp(source, dest)
+
+
+def torch_strip_dicts(source: str, dest: str) -> None:
+    """As `torch_strip`, for a dict of state dicts."""
+    import torch
+
+    parts = torch.load(source, map_location="cpu", weights_only=True)
+    stripped = {
+        at: {key.removeprefix("module."): value for key, value in part.items()} for at, part in parts.items()
+    }
+    torch.save(stripped, dest)
+
+
 def dcp_metadata(source: str) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 

@@ -263,6 +263,39 @@ def many_tensors(bench: Bench) -> Case:
     )
 
 
+def to_dcp(job: str, source: str, seconds: float, memory: int) -> Callable[[Bench], Case]:
+    """Many small tensors as a distributed checkpoint."""
+
+    def case(bench: Bench) -> Case:
+        many, ours, theirs = bench.input(source), bench.output("ours"), bench.output("torch")
+        rival = bench.baseline("torch_save_to_dcp", "torch_to_dcp", many, theirs, output=theirs)
+        return Case(
+            f"convert to DCP, {job}",
+            bench.ckptfix("convert", many, ours, "--to", "dcp", output=ours),
+            ((rival, Target("seconds", seconds)),),
+            memory=memory,
+            check=("same", many),
+        )
+
+    return case
+
+
+def of_dicts(verb: str, source: str) -> Callable[[Bench], Case]:
+    """A verb on 8,000 state dicts of one tensor."""
+
+    def case(bench: Bench) -> Case:
+        many, ours, theirs = bench.input(source), bench.output("ours.pth"), bench.output("torch.pth")
+        rival = bench.baseline("torch.load, save", "torch_strip_dicts", many, theirs, output=theirs)
+        return Case(
+            f"{verb}, 8,000 state dicts{', wrapped' if source.startswith('wrapped') else ''}",
+            bench.ckptfix(verb, many, ours, output=ours),
+            ((rival, Target("seconds", 1)),),
+            memory=100 * MB,
+        )
+
+    return case
+
+
 def match(bench: Bench) -> Case:
     many, names = bench.input("many.pth"), bench.input("names.json")
     ours, theirs = bench.output("ours.pth"), bench.output("torch.pth")
@@ -585,6 +618,11 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "stack": stack,
     "transpose": transpose,
     "many-tensors": many_tensors,
+    "tensors-to-dcp": to_dcp("100,000 tensors", "tensors.pth", 8, 400 * MB),
+    "views-to-dcp": to_dcp("8,000 overlapping views", "views.pth", 1, 100 * MB),
+    "fix-dicts": of_dicts("fix", "dicts.pth"),
+    "fix-wrapped-dicts": of_dicts("fix", "wrapped-dicts.pth"),
+    "repair-dicts": of_dicts("repair", "dicts.pth"),
     "match": match,
     "load": load,
     "to-safetensors": to_safetensors,

@@ -12,9 +12,14 @@ from typing import Any
 
 
 def read(path: str) -> dict[str, Any]:
-    """The state dict in `path`, memory-mapped; of a folder, that of all its shards."""
+    """The state dict in `path`, memory-mapped; of a folder, that of all its shards or items."""
     import torch
 
+    if Path(path, ".metadata").is_file():
+        from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+        items: dict[str, Any] = _load_state_dict_from_keys(checkpoint_id=path)
+        return items
     if Path(path).is_dir():
         found_in = [read(str(shard)) for shard in Path(path).glob("*.safetensors")]
         return {name: value for shard in found_in for name, value in shard.items()}

@@ -26,6 +26,7 @@ MANY_RANKS = 64
 MANY_SHARDED = 1600
 
 MANY = 100_000
+MANY_VIEWS = 8000
 MANY_OPTIMIZER = 10_000
 """Parameters with two tensors of Adam state each."""
 
@@ -61,6 +62,37 @@ def many(path: Path, scale: float) -> None:
         "optimizer_state_dict": {"state": state, "param_groups": [{"lr": 1e-3, "params": list(range(trained))}]},
     }
     torch.save(checkpoint, path)
+
+
+def tensors(path: Path, scale: float) -> None:
+    """A state dict of very many small tensors, each with a storage of its own."""
+    import torch
+
+    names = (f"blocks.{number // 10}.part{number % 10}.weight" for number in range(round(MANY * scale)))
+    torch.save({name: torch.full((2,), float(number)) for number, name in enumerate(names)}, path)
+
+
+def views(path: Path, scale: float) -> None:
+    """Tensors that overlap on one storage."""
+    import torch
+
+    count = max(64, round(MANY_VIEWS * scale))
+    whole = torch.arange(float(count + 64))
+    torch.save({f"blocks.{number}.weight": whole[number : number + 64] for number in range(count)}, path)
+
+
+def dicts(prefix: str) -> Builder:
+    """Very many state dicts of one tensor, whose keys begin with `prefix`."""
+
+    def build(path: Path, scale: float) -> None:
+        import torch
+
+        count = max(64, round(MANY_VIEWS * scale))
+        whole = torch.arange(2.0 * count)
+        parts = {str(number): {f"{prefix}fc.weight": whole[2 * number : 2 * number + 2]} for number in range(count)}
+        torch.save(parts, path)
+
+    return build
 
 
 def names(path: Path, scale: float) -> None:
@@ -324,6 +356,10 @@ INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "stack.rules": (rules("weights | stack"), ()),
     "transpose.rules": (rules("{n}.weight | transpose"), ()),
     "many.pth": (many, ()),
+    "tensors.pth": (tensors, ()),
+    "views.pth": (views, ()),
+    "dicts.pth": (dicts(""), ()),
+    "wrapped-dicts.pth": (dicts("module."), ()),
     "names.json": (names, ()),
     "small.pth": (small, ()),
     "copy.pth": (copy, ("big.pth",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import struct
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from builders import Op, Record, Tensor, assemble, build_zip, push, replace, sta
 
 import ckptfix
 from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.formats.target import FormatName
+from ckptfix.ops import listing
 
 TIMES = 8
 MOST = 20
@@ -37,6 +40,20 @@ def dicts(count: int) -> bytes:
     """A mapping of one tensor, many times."""
     mappings = {str(index): state_dict_ops({"module.fc.weight": WEIGHT}) for index in range(count)}
     return torch_zip(assemble(("PROTO", 2), *state_dict_ops(mappings), "STOP"), [DATA])
+
+
+def records(count: int) -> bytes:
+    """Tensors in records of their own."""
+    tensors = {f"module.{index}.weight": Tensor(str(index), (2,), 2, location="cuda:0") for index in range(count)}
+    return torch_zip(assemble(("PROTO", 2), *state_dict_ops(tensors), "STOP"), [DATA] * count)
+
+
+def plain(count: int) -> bytes:
+    """A safetensors file."""
+    places = ((f"module.{index}.weight", [8 * index, 8 * index + 8]) for index in range(count))
+    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": place} for name, place in places}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + DATA * count
 
 
 def views(count: int) -> bytes:
@@ -111,6 +128,36 @@ def attempt(work: Callable[[], object]) -> None:
         work()
 
 
+def to(format: FormatName) -> Callable[[Path], object]:
+    return lambda path: ckptfix.convert(path, path.with_name("o"), to=format, dry_run=True)
+
+
+EACH: dict[str, Callable[[Path], object]] = {
+    "add-module": lambda path: ckptfix.add_module(path, path.with_name("o"), dry_run=True),
+    "average": lambda path: ckptfix.average([path, path], path.with_name("o"), dry_run=True),
+    "cast": lambda path: ckptfix.cast(path, path.with_name("o"), to="bfloat16", dry_run=True),
+    "convert to dcp": to("dcp"),
+    "convert to hf": to("hf"),
+    "convert to legacy": to("legacy"),
+    "convert to safetensors": to("safetensors"),
+    "convert to zip": to("zip"),
+    "diff": lambda path: ckptfix.diff(path, path),
+    "digest": ckptfix.digest,
+    "doctor": ckptfix.doctor,
+    "fix": lambda path: ckptfix.fix(path, path.with_name("o"), dry_run=True),
+    "inspect": ckptfix.inspect,
+    "ls": lambda path: listing.listed(str(path), check=True),
+    "match": lambda path: ckptfix.match(path, path.with_name("o"), like=path, dry_run=True),
+    "rename": lambda path: ckptfix.rename(path, path.with_name("o"), subs=[("weight", "w")], dry_run=True),
+    "repair": lambda path: ckptfix.repair(path, path.with_name("o"), check_only=True),
+    "select": lambda path: ckptfix.select(path, path.with_name("o"), drop=["module.*1.*"], dry_run=True),
+    "slim": lambda path: ckptfix.slim(path, path.with_name("o"), dedupe=True, dry_run=True),
+    "stats": ckptfix.stats,
+    "strip-module": lambda path: ckptfix.strip_module(path, path.with_name("o"), dry_run=True),
+    "to-cpu": lambda path: ckptfix.to_cpu(path, path.with_name("o"), dry_run=True),
+}
+"""What anyone does with a checkpoint of many small tensors."""
+
 VERBS: dict[str, tuple[Callable[[int], bytes], int, Callable[[Path], object]]] = {
     "frames, strip-module": (frames, 1000, lambda path: ckptfix.strip_module(path, path.with_name("o"), dry_run=True)),
     "frames, to-cpu": (frames, 1000, lambda path: ckptfix.to_cpu(path, path.with_name("o"), dry_run=True)),
@@ -145,6 +192,10 @@ VERBS: dict[str, tuple[Callable[[int], bytes], int, Callable[[Path], object]]] =
         200,
         lambda path: ckptfix.select(path, path.with_name("o"), drop=["*.weight"], dry_run=True),
     ),
+    **{f"records, {name}": (records, 250, verb) for name, verb in EACH.items()},
+    **{f"safetensors, {name}": (plain, 250, verb) for name, verb in EACH.items()},
+    "dicts, convert to dcp": (dicts, 200, to("dcp")),
+    "views, convert to dcp": (views, 300, to("dcp")),
     "views, slim": (views, 1500, lambda path: ckptfix.slim(path, path.with_name("o"), dry_run=True)),
     "optimizers, doctor": (optimizers, 300, ckptfix.doctor),
     "widths, to-cpu": (

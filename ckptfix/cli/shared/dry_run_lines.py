@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ckptfix.checkpoint import ByteRange, OutputFile
+from itertools import groupby
+
+from ckptfix.checkpoint import ByteRange, OutputFile, segment_length
 from ckptfix.cli.shared.tables import size
 from ckptfix.errors import printable
 from ckptfix.io.output import SCRATCH
@@ -11,10 +13,10 @@ from ckptfix.words import plural
 
 def plan_lines(file: OutputFile) -> list[str]:
     """Return lines on what would be written to `file`, and on the sources of its bytes."""
-    new = [segment for segment in file.segments if isinstance(segment, bytes)]
+    new = [sum(map(segment_length, run)) for kind, run in groupby(file.segments, type) if kind is bytes]
     lines = [f"would write {printable(file.path)}: {size(file.nbytes)}"]
     if new:
-        lines.append(f"  {size(sum(map(len, new)))} new, in {plural(len(new), 'piece')}")
+        lines.append(f"  {size(sum(new))} new, in {plural(len(new), 'piece')}")
     copied: dict[str, list[int]] = {}
     derived: dict[str, list[int]] = {}
     for segment in file.segments:

@@ -71,9 +71,11 @@ class _Writer:
         """Write a dict of `count` rows; the iterator writes one when it is advanced."""
         self.new(b"}")
         for first in range(0, count, BATCH):
+            begun = len(self.out)
             self.out.append(b"(")
             deque(islice(rows, min(BATCH, count - first)), maxlen=0)
             self.out.append(b"u")
+            self.out[begun:] = (b"".join(self.out[begun:]),)
 
     def key(self, saved: SavedKey) -> None:
         """Write the name of a key, and its metadata."""

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, RangeCheck, TensorEntry, dtypes
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.formats.dcp.images import Images
 from ckptfix.formats.dcp.molds import Molds
 from ckptfix.formats.dcp.skim import Sizes
-from ckptfix.formats.dcp.window import ItemWindow, in_file
+from ckptfix.formats.dcp.window import ItemWindow, in_file, tell
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import ByteOrder, Storages, little_endian
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
@@ -59,12 +59,15 @@ def tensor_item(
         DamagedFile: it holds something else, or is incomplete.
         Unsupported: it does not hold a dense tensor.
     """
-    window = ItemWindow(where)
-    with in_file(window, name):
+    try:
         known = molds.find(where, dtype, shape)
+    except CkptfixError as error:
+        tell(error, ItemWindow(where), name)
+        raise
     if known is not None:
         own, crc32 = known
         return TensorItem(own, None if crc32 is None else RangeCheck(name, own, crc32))
+    window = ItemWindow(where)
     with in_file(window, name), open_source(window) as source:
         if source.read(0, min(4, where.length)) != _ZIP:
             image = None if named is None else named.images.at(where.path, where.offset)

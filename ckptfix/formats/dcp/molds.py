@@ -61,14 +61,7 @@ class Molds:
         mold = self._known.get((where.length, dtype, shape))
         if mold is None:
             return None
-        behind = mold.data + mold.nbytes
-        with open_source(where.path) as file:
-            if where.length <= SMALL and not isinstance(where.path, PlannedFile):
-                whole = file.read(where.offset, where.length)
-                around = whole[: mold.data] + whole[behind:]
-            else:
-                head = file.read(where.offset, mold.data)
-                around = head + file.read(where.offset + behind, where.length - behind)
+        around = _around(where, mold.data, mold.nbytes)
         crc32 = int.from_bytes(around[mold.crc32 : mold.crc32 + 4], "little")
         if not mold.fits(around):
             return None
@@ -92,7 +85,7 @@ class Molds:
                     return
                 varying += [(start, record.stored), *_checksums(archive, record, start)]
         crc32 = archive.directory.offset + own.position + CRC_IN_ROW
-        around = _around(source, data.offset, data.length)
+        around = source.read(0, data.offset) + source.read(data.end, source.size - data.end)
         cuts = sorted((_outside(at, data), length) for at, length in varying)
         fixed: list[tuple[int, bytes]] = []
         start = 0
@@ -115,5 +108,14 @@ def _outside(offset: int, data: ByteRange) -> int:
     return offset if offset < data.end else offset - data.length
 
 
-def _around(source: Source, data: int, nbytes: int) -> bytes:
-    return source.read(0, data) + source.read(data + nbytes, source.size - data - nbytes)
+def _around(where: ByteRange, data: int, nbytes: int) -> bytes:
+    """Return the bytes around the elements of an item: `nbytes` bytes at its offset `data`."""
+    planned = where.path.around(where, data, nbytes) if isinstance(where.path, PlannedFile) else None
+    if planned is not None:
+        return planned
+    behind = data + nbytes
+    with open_source(where.path) as file:
+        if where.length <= SMALL and not isinstance(where.path, PlannedFile):
+            whole = file.read(where.offset, where.length)
+            return whole[:data] + whole[behind:]
+        return file.read(where.offset, data) + file.read(where.offset + behind, where.length - behind)

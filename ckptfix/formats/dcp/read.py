@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from itertools import chain, pairwise
 
@@ -267,7 +267,7 @@ def assembled(path: str, said: Metadata, files: ItemFiles, rows: Sequence[Findin
     """Return the checkpoint that the metadata describes, in these files; `rows` are findings about the ranks."""
     findings = [*rows, *(found("bad-tensor", what, where=where) for where, what in said.wrong)]
     tensors = [saved for saved in said.saved if saved.dtype is not None]
-    spliced = SplicedFile(path, [saved.nbytes for saved in tensors], _maker(tensors, files))
+    spliced = pieces_of_tensors(path, tensors, files)
     assembly = Assembly()
     nesting = Nesting()
     with about(files.metadata):
@@ -373,8 +373,8 @@ def _cut(said: Metadata, files: ItemFiles) -> list[Finding]:
     return rows
 
 
-def _maker(tensors: list[SavedKey], files: ItemFiles) -> Callable[[int], SplicedPiece]:
-    """Return a function that assembles the pieces of the tensors from their items."""
+def pieces_of_tensors(path: str, tensors: Sequence[SavedKey], files: ItemFiles) -> SplicedFile:
+    """Return the tensors as pieces of one virtual file, each assembled from its items when it is first needed."""
 
     def make(index: int) -> SplicedPiece:
         saved = tensors[index]
@@ -385,7 +385,7 @@ def _maker(tensors: list[SavedKey], files: ItemFiles) -> Callable[[int], Spliced
             error.where = error.where or saved.address
             raise
 
-    return make
+    return SplicedFile(path, [saved.nbytes for saved in tensors], make)
 
 
 def tensor_piece(saved: SavedKey, files: ItemFiles) -> SplicedPiece:

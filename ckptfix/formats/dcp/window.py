@@ -71,9 +71,14 @@ def in_file(window: ItemWindow, name: str) -> Iterator[None]:
     try:
         yield
     except CkptfixError as error:
-        if error.path is None or error.path == window:
-            error.path = str(window.where.path)
-            error.offset = window.where.offset + (error.offset or 0)
-            error.where = name
-            error.hint = None
+        tell(error, window, name)
         raise
+
+
+def tell(error: CkptfixError, window: ItemWindow, name: str) -> None:
+    """Turn an error about the window into one about the item `name` of its file."""
+    if error.path is None or error.path == window:
+        error.path = str(window.where.path)
+        error.offset = window.where.offset + (error.offset or 0)
+        error.where = name
+        error.hint = None

@@ -254,7 +254,9 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
         cursor += length
     saved = dict(_saved(flat, places, shared))
     rows = [saved[path] for path in flat.order]
-    data = [OutputFile.of(as_path(dest, file_name(number)), segments) for number, segments in enumerate(files)]
+    data = [
+        OutputFile.of(as_path(dest, file_name(number)), segments, join=False) for number, segments in enumerate(files)
+    ]
     metadata = OutputFile.of(as_path(dest, dcp_metadata.NAME), [fresh(rows, names)])
     return Plan((*data, metadata), tuple(flat.findings))
 

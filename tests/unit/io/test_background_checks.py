@@ -51,7 +51,7 @@ def test_every_check_is_made(source: tuple[str, bytes], tmp_path: Path, seed: in
     for number, where in enumerate(ranges):
         segments.append(where)
         if sums is not None:
-            segments.append(sums.segment(number, lambda crc: crc.to_bytes(4, "little"), 4))
+            segments.append(sums.segment(number, lambda crc: crc.to_bytes(4, "little"), bytes(4)))
     checks: list[RangeCheck] = []
     for where in cuts(path, chance):
         checks.append(RangeCheck(str(len(checks)), where, zlib.crc32(data[where.offset : where.end])))
@@ -91,6 +91,6 @@ def test_what_is_summed_already_is_not_read_again(
     write_plan(Plan((OutputFile.of(tmp_path / "aligned", [whole]),), checks=(check,)))
     assert sum(read) == SIZE
     sums = Checksums([whole])
-    summed = sums.segment(0, lambda crc: crc.to_bytes(4, "little"), 4)
+    summed = sums.segment(0, lambda crc: crc.to_bytes(4, "little"), bytes(4))
     write_plan(Plan((OutputFile.of(tmp_path / "summed", [whole, summed]),), checks=(check,)))
     assert sum(read) == 2 * SIZE

@@ -275,7 +275,7 @@ class TestChecksums:
         sums = Checksums(parts)
         segments: list[Segment] = []
         for index, part in enumerate(parts):
-            segments += [part, sums.segment(index, lambda crc: crc.to_bytes(4, "little"), 4)]
+            segments += [part, sums.segment(index, lambda crc: crc.to_bytes(4, "little"), bytes(4))]
         write_plan(Plan((OutputFile.of(tmp_path / "out", segments),)))
         written = (tmp_path / "out").read_bytes()
         for index in range(10):
@@ -286,7 +286,7 @@ class TestChecksums:
     def test_nothing_is_read_before_the_first_question(self, tmp_path: Path) -> None:
         threads = threading.active_count()
         sums = Checksums([ByteRange(str(tmp_path / "none"), 0, 5)])
-        sums.segment(0, lambda crc: b"", 0)
+        sums.segment(0, lambda crc: b"", b"")
         assert threading.active_count() == threads
 
     def test_it_stays_near_the_writer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
