@@ -348,12 +348,8 @@ MAX_KEY_BITS = 4096
 """Longest int, in bits, that is part of an address in decimal: Python converts no int of more than 4,300 digits."""
 
 
-def every_value(root: Item, *, plain: bool = True) -> Iterator[Value]:
-    """Yield every value at or below `root`, once, in no particular order, whatever it is held by.
-
-    Args:
-        plain: also what is below plain tensors.
-    """
+def every_value(root: Item) -> Iterator[Value]:
+    """Yield every value at or below `root`, once, in no particular order, whatever it is held by."""
     seen: set[int] = set()
     stack = [root]
     while stack:
@@ -361,8 +357,7 @@ def every_value(root: Item, *, plain: bool = True) -> Iterator[Value]:
         if isinstance(item, Value) and item.identity not in seen:
             seen.add(item.identity)
             yield item
-            if plain or not (isinstance(item, TensorValue) and item.is_plain):
-                stack += item.parts()
+            stack += item.parts()
 
 
 class _NoItems(ListValue):

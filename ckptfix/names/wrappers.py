@@ -6,6 +6,7 @@ does not begin with ``module``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ckptfix.dataclass import dataclass
@@ -42,6 +43,7 @@ WRAPPERS: tuple[Wrapper, ...] = (
 )
 
 ANYWHERE = frozenset(wrapper.component for wrapper in WRAPPERS if wrapper.anywhere)
+_ANYWHERE = re.compile("|".join(map(re.escape, sorted(ANYWHERE))))
 LEADING = tuple(wrapper.component for wrapper in WRAPPERS if not wrapper.anywhere)
 
 AVERAGED = "module"
@@ -96,7 +98,7 @@ def composed(rules: Sequence[Rule]) -> Rule:
 
 def without_anywhere(name: str) -> str:
     """Return `name` without the components that only wrappers have."""
-    if not any(component in name for component in ANYWHERE):
+    if _ANYWHERE.search(name) is None:
         return name
     parts = [part for part in name.split(".") if part not in ANYWHERE]
     return ".".join(parts) if parts else name

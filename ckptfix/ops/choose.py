@@ -176,7 +176,16 @@ def meant(checkpoint: Checkpoint, rows: Sequence[Candidate] | None = None) -> li
     """
     if rows is None:
         return list(checkpoint.once(_meant))
-    found = narrowed(rows)
+    return _different(checkpoint, narrowed(rows))
+
+
+def _meant(checkpoint: Checkpoint) -> list[Candidate]:
+    rows = candidates(checkpoint)
+    return _different(checkpoint, _best(rows, checkpoint.once(_all_standings)))
+
+
+def _different(checkpoint: Checkpoint, found: list[Candidate]) -> list[Candidate]:
+    """Reduce the candidates that are made of the same tensors to one."""
     if len(found) < 2:
         return found
     first: dict[object, Candidate] = {}
@@ -186,17 +195,18 @@ def meant(checkpoint: Checkpoint, rows: Sequence[Candidate] | None = None) -> li
     return [row for row in found if id(row) in kept]
 
 
-def _meant(checkpoint: Checkpoint) -> list[Candidate]:
-    return meant(checkpoint, candidates(checkpoint))
-
-
 def narrowed(rows: Sequence[Candidate]) -> list[Candidate]:
     """Reduce the candidates like `meant`, by addresses and keys alone."""
-    if len(rows) < 2:
-        return list(rows)
-    standing = _standings(rows)
-    best = min(standing.values())
+    return list(rows) if len(rows) < 2 else _best(rows, _standings(rows))
+
+
+def _best(rows: Sequence[Candidate], standing: Mapping[str, tuple[int, int]]) -> list[Candidate]:
+    best = min(standing.values(), default=None)
     return [row for row in rows if standing[row.at] == best]
+
+
+def _all_standings(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    return _standings(candidates(checkpoint))
 
 
 def _standings(rows: Sequence[Candidate]) -> dict[str, tuple[int, int]]:
@@ -257,11 +267,11 @@ def models(checkpoint: Checkpoint) -> list[Candidate]:
 
 def _models(checkpoint: Checkpoint) -> list[Candidate]:
     rows = candidates(checkpoint)
-    standing = {at: rank for at, (rank, _) in _standings(rows).items()}
+    standing = {at: rank for at, (rank, _) in checkpoint.once(_all_standings).items()}
     likeliest = min(standing.values(), default=_ASIDE)
     found = [row for row in rows if standing[row.at] < _ASIDE and not _is_around(row, standing[row.at], likeliest)]
     found = found or rows
-    first = {row.at for row in meant(checkpoint, found)}
+    first = {row.at for row in meant(checkpoint, found if len(found) < len(rows) else None)}
     return sorted(found, key=lambda row: row.at not in first)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ckptfix.checkpoint import Plan
-from ckptfix.checkpoint.tree import Item, NameValue, TensorValue, every_value, identity
+from ckptfix.checkpoint.tree import Item, NameValue, TensorValue, Value, identity
 from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS
 from ckptfix.formats.loading import hidden_globals
@@ -25,11 +25,6 @@ def is_harmless(name: str) -> bool:
     return not is_dangerous(name)
 
 
-def in_texts(root: Item) -> dict[int, str]:
-    """Map ``id`` of each string below `root` that contains a code-running pickle to the function that it names."""
-    return {id(part): name for part in _parts(root) if (name := hidden_globals.dangerous_in(part))}
-
-
 def globals_below(root: Item) -> list[str]:
     """List the classes and functions that `root` and everything below it name, each once."""
     names = (part.canonical for part in _parts(root) if isinstance(part, NameValue))
@@ -39,19 +34,26 @@ def globals_below(root: Item) -> list[str]:
 def dangerous_below(root: Item) -> str:
     """Return the first dangerous function that `root`, or anything below it, names; "" without one."""
     named = next(filter(is_dangerous, globals_below(root)), "")
-    return named or next(iter(in_texts(root).values()), "")
+    return named or next(filter(None, map(hidden_globals.dangerous_in, _parts(root))), "")
 
 
 def _parts(root: Item) -> Iterator[Item]:
     """Yield `root` and everything below it, each object once."""
     seen: set[int] = set()
-    for value in every_value(root, plain=False):
-        plain = isinstance(value, TensorValue) and value.is_plain
-        for part in (value,) if plain else (value, *value.parts()):
+    begun: set[int] = set()
+    stack = [root]
+    while stack:
+        value = stack.pop()
+        if not isinstance(value, Value) or value.identity in begun:
+            continue
+        begun.add(value.identity)
+        below = [] if isinstance(value, TensorValue) and value.is_plain else list(value.parts())
+        for part in (value, *below):
             own = identity(part)
             if own not in seen:
                 seen.add(own)
                 yield part
+        stack += below
 
 
 def refuse_named(plan: Plan, format: str, allows: Allows, source: str) -> None:

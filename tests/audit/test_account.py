@@ -257,7 +257,8 @@ def test_a_planned_file_reads_as_the_file_will(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(range(200)))
     sums = Checksums([ByteRange(str(tmp_path / "a"), 0, 10)])
     made = Derived(9, lambda: (b"abc", b"defghi"), "made")
-    segments = (b"head", ByteRange(str(tmp_path / "a"), 50, 20), made, sums.segment(0, lambda crc: b"1234", b"1234"), b"end")
+    checksum = sums.segment(0, lambda crc: b"1234", b"1234")
+    segments = (b"head", ByteRange(str(tmp_path / "a"), 50, 20), made, checksum, b"end")
     whole = b"head" + bytes(range(50, 70)) + b"abcdefghi" + b"1234" + b"end"
     with open_source(PlannedFile(OutputFile.of("planned", segments))) as reader:
         assert reader.size == len(whole)

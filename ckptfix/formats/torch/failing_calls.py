@@ -151,6 +151,8 @@ def _keys(node: Node) -> Iterator[Node]:
 
 
 def _is_unhashable(key: Node) -> bool:
+    if type(key) is Text:
+        return False
     stack = [key]
     seen: set[int] = set()
     while stack:

@@ -254,9 +254,11 @@ def walk(graph: Graph) -> TorchObject:
         if mapping is None and type(node) is Call:
             found.values.append((address, node))
         if mapping is not None:
-            of = of._replace(optimizer=of.optimizer or _is_optimizer(mapping))
+            if not of.optimizer and _is_optimizer(mapping):
+                of = of._replace(optimizer=True)
             _note_mapping(found, address, node, mapping, of)
-        of = of._replace(attributes=False)
+        if of.attributes:
+            of = of._replace(attributes=False)
         named = apart([row for row in children(node) if row[0] != "_metadata" or not is_versions(row[1])])
         if not named and type(node) is not Call:
             found.values.append((address, node))
@@ -355,7 +357,7 @@ def _note_mapping(
         metadata = _metadata_of(node)
         optimizer = of.optimizer or kinds.is_flat_optimizer([str(key) for key in named if isinstance(key, str)])
         weights = metadata is not None or _looks_like_weights(named, mapping, at, nested=nested)
-        own = of._replace(optimizer=optimizer)
+        own = of if optimizer == of.optimizer else of._replace(optimizer=optimizer)
         found.state_dicts.append(_state_dict(at, node, tensors, len(mapping) - tensors, own, weights))
         found.sites.append(NodeSite(at, "state_dict", _key_uses(node)))
         if metadata is not None:
@@ -364,9 +366,10 @@ def _note_mapping(
     elif uses and not _is_payload(node, of) and kinds.is_flat_optimizer(list(map(str, uses))):
         # Of SGD without momentum there are options alone.
         found.sites.append(NodeSite(at, "optimizer_state", _key_uses(node)))
-    parts = {key: value for key, value in mapping if isinstance(key, str)}
-    if of.optimizer and not _is_payload(node, of) and kinds.OPTIMIZER <= parts.keys():
-        _note_optimizer(found, at, parts)
+    if of.optimizer and not _is_payload(node, of):
+        parts = {key: value for key, value in mapping if isinstance(key, str)}
+        if kinds.OPTIMIZER <= parts.keys():
+            _note_optimizer(found, at, parts)
 
 
 def _is_payload(node: Node, of: _Of) -> bool:

@@ -34,7 +34,6 @@ from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import Memory, WindowSource
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
-from ckptfix.ops.hazards import in_texts
 
 MOST_PLACES = 3
 """Addresses that a finding lists per function."""
@@ -63,7 +62,8 @@ class Cleaned:
 def clean(found: DamagedObject) -> Cleaned:
     """Find the code in an object, and everything that it makes."""
     root = found.root
-    names = {value: name for value, name, _ in found.globals() if is_dangerous(name)} | in_texts(root)
+    names = {value: name for value, name, _ in found.globals() if is_dangerous(name)}
+    names |= {value: name for value, text in found.texts() if (name := scan_inside.dangerous_in(text))}
     if not names:
         return Cleaned()
     made_by = dict(names)

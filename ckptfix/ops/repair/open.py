@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 
@@ -18,7 +18,8 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.signs import Beginning
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
-from ckptfix.formats.torch.common import pickled_object
+from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
+from ckptfix.formats.torch.object import TorchObject
 from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, mark, open_source
 from ckptfix.ops import rank_shards
@@ -104,15 +105,14 @@ def planned(
         refuse_part(path)
         if not _is_program(path):
             path, notes = unwrap(path, folder)
-    # This comes before the repair, so that only one of the two holds the object at a time.
-    piece = tuple(_piece(path)) if many is None else ()
+    piece, read = _piece(path) if many is None else ((), None)
     try:
         if many is not None:
             done = repair_folder(
                 path, many, lambda file: planned(file, folder, fill=fill, donor=donor), fill=fill, donor=donor
             )
         else:
-            done = _repair(path, fill, donor, like)
+            done = _repair(path, fill, donor, like, read)
     except (DamagedFile, UnknownFormat) as error:
         error.path = name
         raise
@@ -132,11 +132,20 @@ def _is_program(path: str) -> bool:
         return any(format.program and format.score(path, head, reader.size) for format in able)
 
 
-def _piece(path: str) -> Iterator[Finding]:
-    """Yield a note if `path` is one rank's file and can be read so far: repaired, it is still one of several."""
-    if found_as(path) != "folder":
-        with suppress(CkptfixError):
-            yield from rank_shards.remarks(open_checkpoint(path))
+def _piece(path: str) -> tuple[tuple[Finding, ...], TorchObject | None]:
+    """Return a note if `path` is one rank's file, and the object of its pickle, if it can be read so far.
+
+    Repaired, the file of a rank is still one of several.
+    """
+    if found_as(path) == "folder":
+        return (), None
+    try:
+        checkpoint = open_checkpoint(path)
+        notes = tuple(rank_shards.remarks(checkpoint))
+    except CkptfixError:
+        return (), None
+    parts = maybe_pickled_object(checkpoint)
+    return notes, None if parts is None else parts.found
 
 
 def _without_tensors(path: str, done: Repair) -> Refused:
@@ -148,7 +157,9 @@ def _without_tensors(path: str, done: Repair) -> Refused:
     return Refused(f"{title} without tensors: there is nothing to repair{does}", path=path, hint=hint)
 
 
-def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: ExpectedModel | None) -> Repair:
+def _repair(
+    path: str, fill: Fill | None, donor: Checkpoint | None, like: ExpectedModel | None, read: TorchObject | None
+) -> Repair:
     if found_as(path) == "folder":
         return _of_wreck(read_folder(path), fill, donor, like)
     with open_source(path) as reader:
@@ -169,7 +180,7 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Expect
             return repair_safetensors(path, fill=fill, donor=donor)
         raise base.unknown(path, head, size)
     refuse_part(path, behind=WINDOW)
-    return _of_wreck(read_zip(path), fill, donor, like)
+    return _of_wreck(read_zip(path, read), fill, donor, like)
 
 
 def _read_whole(path: str) -> Wreck:

@@ -20,7 +20,7 @@ from ckptfix.formats.torch.rewrite import legacy_plan, renumbered, storage_keys
 from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, tensor_entry
 from ckptfix.formats.torch.tree import value_of
 from ckptfix.pickles import Call, PersId
-from ckptfix.pickles.reemit import Rewritten, every_node, reemit, still_written
+from ckptfix.pickles.reemit import Rewritten, children_to_write, every_node, reemit, still_written
 from ckptfix.pickles.unwritten import UnwrittenGraph
 from ckptfix.zips.names import safe_name
 
@@ -103,6 +103,13 @@ class DamagedObject(StorageTable):
     def globals(self) -> Iterator[tuple[int, str, int]]:
         """Yield (identity, name in Python 3, offset) of each class and function that the pickle names, also unused."""
         return ((id(node), weights_only.canonical(node), node.start) for node in self._found.graph.globals)
+
+    def texts(self) -> Iterator[tuple[int, object]]:
+        """Yield (identity, value) of each text and string of bytes, except those in plain tensors."""
+        for node in every_node(self._found.graph.root, folded=False):
+            for part in children_to_write(node):
+                if isinstance(part, (str, bytes, bytearray)):
+                    yield id(part), part
 
     def addresses(self) -> Iterator[tuple[str, int]]:
         """Yield (address, identity) of each value that has an address of its own."""

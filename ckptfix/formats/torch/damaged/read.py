@@ -14,12 +14,14 @@ from ckptfix.io.source import Source
 from ckptfix.pickles import parse
 
 
-def read_object(data: bytes, path: str, where: str) -> TorchObject:
-    """Return the object of a pickle.
+def read_object(data: bytes, path: str, where: str, known: TorchObject | None = None) -> TorchObject:
+    """Return the object of a pickle; this is `known` if that was read from the same bytes.
 
     Raises:
         BadPickle: no unpickler accepts it.
     """
+    if known is not None and known.graph.data == data:
+        return known
     return walk(parse(data, path=path, where=where))
 
 
