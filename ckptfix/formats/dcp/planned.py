@@ -14,6 +14,7 @@ from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp.metadata import Metadata, SavedKey
 from ckptfix.formats.dcp.read import ItemFiles, Nesting, assembled, chunk_item, pieces_of_tensors
+from ckptfix.formats.dcp.skim import Sizes
 from ckptfix.io.source import open_source
 from ckptfix.io.virtual_files import PlannedFile
 
@@ -69,6 +70,7 @@ def _is_plain(saved: SavedKey) -> bool:
 def _entries(folder: str, tensors: Sequence[SavedKey], files: ItemFiles) -> Iterator[TensorEntry]:
     """Yield the tensors, each with the bytes of its items."""
     spliced = pieces_of_tensors(folder, tensors, files)
+    strides: dict[Sizes, Sizes] = {}
     for number, saved in enumerate(tensors):
         assert saved.dtype is not None
         data = spliced.place(number)
@@ -76,7 +78,9 @@ def _entries(folder: str, tensors: Sequence[SavedKey], files: ItemFiles) -> Iter
             data = _in_one_item(saved, files) or data
         *above, key = map(str, saved.path)
         storage = Storage(str(number), saved.dtype, data.length, "cpu", data)
-        stride = contiguous_stride(saved.shape)
+        if saved.shape not in strides:
+            strides[saved.shape] = contiguous_stride(saved.shape)
+        stride = strides[saved.shape]
         yield TensorEntry(key, of_keys(tuple(above)), storage, saved.dtype, saved.shape, stride)
 
 

@@ -97,6 +97,7 @@ class PlannedOutput:
 
     def __init__(self, plan: Plan, format: str, same: Sequence[tuple[Data, Data]] = ()) -> None:
         self.entries: list[TensorEntry] = []
+        self._kinds: dict[Kind, Kind] = {}
         self._named: dict[str, tuple[Kind, Place | Derived | None]] = {}
         self._at: Counter[tuple[Kind, Place]] = Counter()
         self._made: dict[Kind, deque[tuple[ByteRange, ...]]] = {}
@@ -130,7 +131,6 @@ class PlannedOutput:
                     self._note(part)
             for storage in referred(checkpoint):
                 self._note_storage(storage)
-        self._everywhere = Counter(self._at)
         self._sorted: dict[Kind, list[Place]] | None = None
         self._trails: Counter[tuple[Kind, Trail]] | None = None
 
@@ -143,6 +143,7 @@ class PlannedOutput:
         if start:
             found = _origin(part.storage.data, start)
         kind = kind_of(part, found if isinstance(found, Derived) else part.storage.data)
+        kind = self._kinds.setdefault(kind, kind)
         self._named[part.name] = kind, found
         if isinstance(found, tuple):
             self._at[kind, found] += 1
@@ -208,7 +209,7 @@ class PlannedOutput:
         """Yield the places in these bytes where tensors of a kind begin."""
         if self._sorted is None:
             self._sorted = {}
-            for each, place in sorted(self._everywhere):
+            for each, place in sorted(self._at):
                 self._sorted.setdefault(each, []).append(place)
         places = self._sorted.get(kind, [])
         for span in spans:
@@ -277,7 +278,8 @@ class PlannedOutput:
             return (part.dtype, part.shape) in self._bare
         if in_pieces(part.storage.data):
             return self._take_pieces(part)
-        return self._everywhere[kind_of(part, part.storage.data), _place(part.storage, _start(part))] > 0
+        # The number of those that are left may be 0.
+        return (kind_of(part, part.storage.data), _place(part.storage, _start(part))) in self._at
 
     def holds(self, storage: Storage) -> bool:
         """Return whether the bytes of a storage are in the output."""

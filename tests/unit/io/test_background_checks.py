@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan, RangeCheck, Segment
 from ckptfix.errors import DamagedFile
+from ckptfix.io import background_checks
 from ckptfix.io.blocks import PAGE, SMALL
-from ckptfix.io.checksums import Checksums
+from ckptfix.io.checksums import PORTION, Checksums
 from ckptfix.io.read import read_chunks
+from ckptfix.io.source import LocalFile
 from ckptfix.io.write import write_plan
 
 SIZE = 3 << 20
@@ -94,3 +97,23 @@ def test_what_is_summed_already_is_not_read_again(
     summed = sums.segment(0, lambda crc: crc.to_bytes(4, "little"), bytes(4))
     write_plan(Plan((OutputFile.of(tmp_path / "summed", [whole, summed]),), checks=(check,)))
     assert sum(read) == 2 * SIZE
+
+
+def test_small_ranges_that_follow_each_other_are_read_together(
+    source: tuple[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read serves many checks, and each is made: the one that fails is named."""
+    path, data = source
+    ranges = [ByteRange(path, 200 * number, 20) for number in range(1000)]
+    checks = [RangeCheck(str(at), where, zlib.crc32(data[where.offset : where.end])) for at, where in enumerate(ranges)]
+    reads: list[int] = []
+    read = LocalFile._read
+    monkeypatch.setattr(LocalFile, "_read", lambda self, at, length: reads.append(length) or read(self, at, length))
+    background_checks.run(checks)
+    assert len(reads) < 10
+    assert max(reads) <= PORTION
+    for wrong in (0, 517, 999):
+        broken = [replace(check, crc32=check.crc32 ^ (number == wrong)) for number, check in enumerate(checks)]
+        with pytest.raises(DamagedFile, match="do not match") as raised:
+            background_checks.run(broken)
+        assert (raised.value.where, raised.value.offset) == (f"storage {wrong}", 200 * wrong)
