@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
+from itertools import chain
 
 from ckptfix.checkpoint import (
     ByteRange,
@@ -35,7 +36,7 @@ from ckptfix.formats.base import PlanWrite
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp.fresh import fresh
 from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey, StorageInfo
-from ckptfix.formats.dcp.skim import MAX_PARTS
+from ckptfix.formats.dcp.skim import MAX_PARTS, Sizes
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.common import PickledObject, fields, little_endian, pickled_object, view_of
 from ckptfix.formats.torch.emit import tensor_call
@@ -230,46 +231,60 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
     archives: list[NewArchive] = []
     if checkpoint is not None:
         archives += [_value_records(node, pickled_object(checkpoint), byteorder, path) for path, node in flat.values]
+    kept, shared = _distinct(entry for _, entry in flat.tensors)
+    files, places = _filled(chain(archives, _tensor_archives(kept, byteorder)), dest, size)
+    metadata = OutputFile.of(as_path(dest, dcp_metadata.NAME), [fresh([*_saved(flat, names, places, shared)], names)])
+    return Plan((*files, metadata), tuple(flat.findings))
+
+
+def _distinct(entries: Iterable[TensorEntry]) -> tuple[list[TensorEntry], list[int]]:
+    """Return the entries that are different tensors, and for each entry the position of its tensor among them."""
     unique: dict[object, int] = {}
     kept: list[TensorEntry] = []
     shared: list[int] = []
-    for _, entry in flat.tensors:
+    for entry in entries:
         assert entry.storage is not None
         same = entry.storage.identity, entry.offset, entry.dtype, entry.shape, entry.stride, entry.lazy
         if same not in unique:
             unique[same] = len(kept)
             kept.append(entry)
         shared.append(unique[same])
-    archives += _tensor_archives(kept, byteorder)
+    return kept, shared
+
+
+def _filled(archives: Iterable[NewArchive], dest: str, size: int) -> tuple[list[OutputFile], list[StorageInfo]]:
+    """Return data files of these archives, of `size` bytes or of one larger archive, and the place of each archive."""
     files: list[list[Segment]] = [[]]
     places: list[StorageInfo] = []
-    cursor = 0
-    for item in fresh_archives(archives):
+    name, cursor = file_name(0), 0
+    for item in fresh_archives([*archives]):
         length = sum(map(segment_length, item))
         if cursor and cursor + length > size:
+            name, cursor = file_name(len(files)), 0
             files.append([])
-            cursor = 0
-        places.append(StorageInfo(file_name(len(files) - 1), cursor, length))
+        places.append(StorageInfo(name, cursor, length))
         files[-1] += item
         cursor += length
-    saved = dict(_saved(flat, places, shared))
-    rows = [saved[path] for path in flat.order]
-    data = [
-        OutputFile.of(as_path(dest, file_name(number)), segments, join=False) for number, segments in enumerate(files)
-    ]
-    metadata = OutputFile.of(as_path(dest, dcp_metadata.NAME), [fresh(rows, names)])
-    return Plan((*data, metadata), tuple(flat.findings))
+    made = (OutputFile.of(as_path(dest, file_name(at)), segments, join=False) for at, segments in enumerate(files))
+    return list(made), places
 
 
 def _saved(
-    flat: _Flat, places: Sequence[StorageInfo], shared: Iterable[int]
-) -> Iterator[tuple[dcp_metadata.Path, SavedKey]]:
-    for number, (path, _) in enumerate(flat.values):
-        yield path, SavedKey(".".join(map(str, path)), path, None, (), (SavedChunk((), (), places[number]),))
-    first = len(flat.values)
-    for (path, entry), number in zip(flat.tensors, shared, strict=True):
-        part = SavedChunk((0,) * len(entry.shape), entry.shape, places[first + number])
-        yield path, SavedKey(".".join(map(str, path)), path, entry.dtype, entry.shape, (part,))
+    flat: _Flat, names: Mapping[str, dcp_metadata.Path], places: Sequence[StorageInfo], shared: Iterable[int]
+) -> Iterator[SavedKey]:
+    """Yield the keys in order; `places` are those of the values, and of the tensors, whose numbers are `shared`."""
+    values, tensors = iter(places), zip(flat.tensors, shared, strict=True)
+    are_values = {path for path, _ in flat.values}
+    origins: dict[int, Sizes] = {}
+    for name, path in names.items():
+        if path in are_values:
+            yield SavedKey(name, path, None, (), (SavedChunk((), (), next(values)),))
+            continue
+        (_, entry), number = next(tensors)
+        rank = len(entry.shape)
+        origin = origins.setdefault(rank, (0,) * rank)
+        part = SavedChunk(origin, entry.shape, places[len(are_values) + number])
+        yield SavedKey(name, path, entry.dtype, entry.shape, (part,))
 
 
 def tensor_items(entries: Sequence[TensorEntry]) -> list[list[Segment]]:
