@@ -168,6 +168,10 @@ def _read_apart(entries: Iterable[TensorEntry]) -> frozenset[tuple[str, str]]:
     return frozenset(key for key, found in kinds.items() if len(found) > 1)
 
 
+FEW = 8
+"""Most dimensions of a tensor whose size tuples are written for it alone, even if others have the same."""
+
+
 class References(Protocol):
     """Factory of references to the storages of a new file."""
 
@@ -204,7 +208,12 @@ def dense_call(
     row = dtypes.by_name(dtype)
     typed = row.storage_class is not None and not untyped
     kind = _UNTYPED if row.storage_class is None or untyped else Global("torch", row.storage_class, 0)
-    args: tuple[Any, ...] = (refer(kind, nbytes // row.itemsize if typed else nbytes), *layout, requires_grad, _hooks())
+    offset, shape, stride = layout
+    if len(shape) <= FEW:
+        # Tuples of its own, as in torch.save: a reader takes such calls in one piece.
+        shape, stride = (*shape,), (*stride,)
+    count = nbytes // row.itemsize if typed else nbytes
+    args: tuple[Any, ...] = (refer(kind, count), offset, shape, stride, requires_grad, _hooks())
     if not typed:
         args += (Global("torch", row.name, 0),)
     if marks:
