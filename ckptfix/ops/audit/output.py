@@ -98,7 +98,8 @@ class PlannedOutput:
     def __init__(self, plan: Plan, format: str, same: Sequence[tuple[Data, Data]] = ()) -> None:
         self.entries: list[TensorEntry] = []
         self._kinds: dict[Kind, Kind] = {}
-        self._named: dict[str, tuple[Kind, Place | Derived | None]] = {}
+        self._named: dict[tuple[str, str], tuple[Kind, Place | Derived | None]] = {}
+        """The tensors by the address of their mapping and by their key."""
         self._at: Counter[tuple[Kind, Place]] = Counter()
         self._made: dict[Kind, deque[tuple[ByteRange, ...]]] = {}
         self._puts: dict[object, dict[Kind, list[TensorEntry]]] | None = None
@@ -144,7 +145,7 @@ class PlannedOutput:
             found = _origin(part.storage.data, start)
         kind = kind_of(part, found if isinstance(found, Derived) else part.storage.data)
         kind = self._kinds.setdefault(kind, kind)
-        self._named[part.name] = kind, found
+        self._named[part.at, part.key] = kind, found
         if isinstance(found, tuple):
             self._at[kind, found] += 1
         elif found is not None and not found.sources:
@@ -179,6 +180,8 @@ class PlannedOutput:
         if in_pieces(storage.data):
             return self._take_pieces(part)
         first = _place(storage, _start(part))
+        if _taken(self._at, (kind, first)):
+            return True
         for place in (first, *self._same.instead(first)):
             if any(_taken(self._at, (one, place)) for one in chain((kind,), self._reshaped(part, promise))):
                 return True
@@ -254,7 +257,7 @@ class PlannedOutput:
 
     def has_other(self, part: TensorEntry) -> bool:
         """Return whether the output has a tensor with the name and kind of this one, but with another's bytes."""
-        kind, found = self._named.get(part.name, (None, None))
+        kind, found = self._named.get((part.at, part.key), (None, None))
         storage = part.storage
         if storage is None or storage.data is None or not part.numel or kind != kind_of(part, storage.data):
             return False
