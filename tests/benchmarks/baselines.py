@@ -181,6 +181,8 @@ BASELINES: dict[str, Callable[..., None]] = {
         numpy_diff,
         dcp_to_torch,
         dcp_metadata,
+        torch_strip_dicts,
+        torch_to_dcp,
         import_torch,
     )
 }
