@@ -231,6 +231,9 @@ _ACTIVATIONS = (
     Companion("activation scale", "input_scale", FLOATS, needed=False, of_module=True),
     Companion("activation scale", "input_zero_point", INTEGERS, needed=False, of_module=True),
 )
+_COMFY = Companion("state", "comfy_quant", frozenset({"uint8"}), flat, needed=False, of_module=True)
+"""ComfyUI's format of a weight, as JSON in UTF-8 (comfy/ops.py, ``mixed_precision_ops``)."""
+
 _BNB_4BIT = "bitsandbytes/functional.py QuantState"
 _CT = "compressed_tensors/compressors/"
 
@@ -256,7 +259,7 @@ SCHEMES: tuple[Scheme, ...] = (
         (
             Companion("scale", "_scale", frozenset({"float8_e4m3fn"}), groups_of(16, per_item=2)),
             Companion("second scale", "_scale_2", frozenset({"float32"}), blocks),
-            *_ACTIVATIONS,
+            *_ACTIVATIONS, _COMFY,
         ),
         "E2M1(codes) * scale * second scale, a scale for each 16",
         "modelopt/torch/quantization/qtensor/nvfp4_tensor.py", frozenset({"modelopt", "modelopt_fp4", "NVFP4"}),
@@ -293,13 +296,13 @@ SCHEMES: tuple[Scheme, ...] = (
     ),
     Scheme(
         "mxfp8", "MXFP8", "", FLOAT8,
-        (Companion("scale", "_scale", EXPONENTS, groups_of(32)),),
+        (Companion("scale", "_scale", EXPONENTS, groups_of(32)), _COMFY),
         "codes * 2 ** (scale - 127), a scale for each 32",
         f"{_CT}mxfp8", frozenset({"compressed-tensors", "modelopt", "mxfp8"}), _TWO,
     ),
     Scheme(
         "fp8-scale", "fp8 with weight_scale (compressed-tensors, ModelOpt, FBGEMM)", "", FLOAT8,
-        (Companion("scale", "_scale", FLOATS | {"float8_e8m0fnu"}, blocks), *_ACTIVATIONS),
+        (Companion("scale", "_scale", FLOATS | {"float8_e8m0fnu"}, blocks), *_ACTIVATIONS, _COMFY),
         "codes * scale, a scale for the tensor, each row or each block",
         f"{_CT}naive_quantized; modelopt/torch/quantization/qtensor/fp8_tensor.py", _FP8_METHODS, last=frozenset(),
     ),
@@ -445,7 +448,7 @@ SCHEMES: tuple[Scheme, ...] = (
         (
             Companion("scale", "_scale", FLOATS, blocks),
             _also("zero point", "_zero_point", frozenset({"int8", "int32"})),
-            *_ACTIVATIONS,
+            *_ACTIVATIONS, _COMFY,
         ),
         "(codes - zero point) * scale, a scale for the tensor, each row or each group",
         f"{_CT}naive_quantized", frozenset({"compressed-tensors", "int-quantized"}), _TWO,

@@ -293,6 +293,7 @@ def _one_state_dict(
     refuse_damaged(checkpoint)
     kept, metadata, findings = target.split_ties(taken)
     pairs = {"format": "pt", **_pairs(checkpoint), **metadata} if "metadata" in target.states else metadata
+    pairs = pairs if done is None else done.pairs(pairs)
     plan = target.plan_write(little(checkpoint, kept), dest, metadata=pairs)
     left = [name for name in _left_behind(checkpoint, chosen) if name not in unread and name not in target.kept_beside]
     noticed = (*findings, *plan.findings, *not_written(left, lost, target))

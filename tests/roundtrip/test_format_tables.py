@@ -310,6 +310,17 @@ MISREAD: dict[str, tuple[str, Shapes, str]] = {
     "depthwise": ("hdf5", {"a.own.kernel": (3, 3, 4, 1), "a.own.bias": (4,)}, DEPTHWISE),
     "depthwise, multiplied": ("hdf5", {"a.own.kernel": (3, 3, 4, 2), "a.own.bias": (8,)}, DEPTHWISE),
     "depthwise without a bias": ("tensorflow", {"a/own/_kernel": (3, 3, 4, 1)}, DEPTHWISE),
+    **{
+        f"{layer} with {have} variables": (
+            "keras", {f"layers.{layer}.vars.{part}": (4,) for part in range(have)}, f"has {have} of"
+        )
+        for layer, have in (("batch_normalization", 3), ("batch_normalization_1", 2), ("layer_normalization", 1),
+                            ("group_normalization", 1))
+    },
+    "heads before the inputs": (
+        "keras", {"layers.a.query_dense.vars.0": (2, 6, 4), "layers.a.output_dense.vars.0": (2, 4, 6)}, "not .inputs"
+    ),
+    "a bias of other heads": ("hdf5", {"a.key.kernel": (2, 6, 4), "a.key.bias": (2, 4)}, "not .inputs"),
 }  # fmt: skip
 """What a line of the table would take for another layer: format, arrays, a word of the message."""
 
@@ -329,6 +340,22 @@ def test_what_the_table_would_misread_is_refused(what: str, verb: str, tmp_path:
         else:
             ckptfix.match(path, tmp_path / "out.safetensors", like=tmp_path / "like.safetensors")
     assert caught.value.where in shapes and not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("writer", "keys"),
+    [("keras", ("layers.dense.vars.0", "layers.dense.vars.1")), ("hdf5", ("d.kernel", "d.bias")),
+     ("flax", ("params.d.kernel", "params.d.bias")), ("tensorflow", ("n/d/kernel", "n/d/bias"))],
+)  # fmt: skip
+def test_codes_of_a_quantized_layer_are_refused(writer: str, keys: tuple[str, str], tmp_path: Path) -> None:
+    """Keras numbers the scale of codes like a bias."""
+    if writer in ("hdf5", "keras"):
+        pytest.importorskip("h5py")
+    path = tmp_path / f"in{WRITERS[writer].suffix}"
+    WRITERS[writer].save({keys[0]: np.ones((3, 4), "i1"), keys[1]: np.ones(4, "f4")}, path)
+    with pytest.raises(errors.Refused, match="int8") as caught:
+        ckptfix.convert(path, tmp_path / "out.safetensors", names="torch")
+    assert caught.value.where == keys[0]
 
 
 @pytest.mark.parametrize(("kernel", "bias"), [((3, 3, 4, 1), (1,)), ((3, 3, 1, 1), None), ((3, 3, 4, 2), (4,)),

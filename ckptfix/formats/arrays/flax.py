@@ -23,7 +23,7 @@ from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.arrays.common import Array, checkpoint_of, concatenated, numpy_kind, read_only
+from ckptfix.formats.arrays.common import Array, checkpoint_of, concatenated, read_only
 from ckptfix.formats.arrays.cursor import Cursor
 from ckptfix.formats.signs import Beginning, mapped
 from ckptfix.io.source import Source, is_local, open_source
@@ -55,13 +55,15 @@ _SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4
 _NUMBERS = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
             0xD3: ">q"}  # fmt: skip
 
-_CODES = {
-    **{f"float{8 * size}": f"<f{size}" for size in (2, 4, 8)},
-    **{f"int{8 * size}": f"<i{size}" for size in (1, 2, 4, 8)},
-    **{f"uint{8 * size}": f"<u{size}" for size in (1, 2, 4, 8)},
-    "bool": "|b1", "bfloat16": "<V2", "complex64": "<c8", "complex128": "<c16",
-}
-"""Name of a dtype -> NumPy's code for it."""
+DTYPES = frozenset(
+    {
+        *(f"float{8 * size}" for size in (2, 4, 8)),
+        *(f"{sign}int{8 * size}" for sign in ("", "u") for size in (1, 2, 4, 8)),
+        *("bool", "bfloat16", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    }
+)  # fmt: skip
+"""Names of dtypes that NumPy and ml_dtypes share with torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ def score(path: str, head: bytes, size: int) -> int:
             root = _Reader(source).value()
     except Truncated:
         # A cut file is one of flax if an array precedes the cut: its header names a dtype.
-        return 60 if any(b"\xa0"[0] + len(name) in head and name.encode() in head for name in _CODES) else 0
+        return 60 if any(b"\xa0"[0] + len(name) in head and name.encode() in head for name in DTYPES) else 0
     except CkptfixError:
         return 0
     return 80 if any(isinstance(value, PackedArray) for _, value in _leaves(root, ())) else 0
@@ -229,11 +231,10 @@ def read(path: str) -> Checkpoint:
         key = ".".join(where[1:] if at else where)
         if isinstance(value, PackedArray):
             optimizers |= {at} if at else set()
-            kind = numpy_kind(_CODES.get(value.dtype, ""))
-            if kind is None or kind.dtype is None:
-                arrays.append(Array(key, None, (value.data.length,), value.data, kind=value.dtype[:40], at=at))
+            if value.dtype in DTYPES:
+                arrays.append(Array(key, value.dtype, value.shape, value.data, at=at))
             else:
-                arrays.append(Array(key, kind.dtype, value.shape, value.data, kind.itemsize, at=at))
+                arrays.append(Array(key, None, (value.data.length,), value.data, kind=value.dtype[:40], at=at))
         elif isinstance(value, ByteRange):
             values[join(at, key)] = f"{value.length} bytes"
         elif isinstance(value, str) and value.startswith(ELSEWHERE):

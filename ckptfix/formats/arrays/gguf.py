@@ -10,23 +10,29 @@
 Every number is big-endian if the version is. Most types are blocks: 32 or 256 weights in 18 to 292 bytes. A tensor of
 such a type is read as its bytes, one row of blocks after the other, with the type as its detail; `convert
 --dequantize` computes its weights. Source: ggml/docs/gguf.md and ggml.c (``type_traits``).
+
+A model may be split into several files, ``NAME-00001-of-00003.gguf`` and so on, which state their number in
+``split.no``. The first one has the metadata of the model, and is read with the tensors of all
+(llama.cpp src/llama-model-loader.cpp, tools/gguf-split).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckptfix.checkpoint import ByteRange, Checkpoint
+from ckptfix.checkpoint import ByteRange, Checkpoint, FileVersion
 from ckptfix.checkpoint.quantization_signs import BLOCKS
-from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step
 from ckptfix.findings.table import found
 from ckptfix.formats.arrays.common import Array, checkpoint_of, read_only
 from ckptfix.formats.arrays.cursor import Cursor
 from ckptfix.io.source import open_source
+from ckptfix.urls import as_path
 
 NAME = "gguf"
 MAGIC = b"GGUF"
@@ -44,6 +50,13 @@ SHOWN = 200
 """Texts of up to this many characters become metadata; longer ones, and arrays, are named by their size."""
 
 ALIGNMENT = "general.alignment"
+
+NUMBER, COUNT = "split.no", "split.count"
+"""The keys of the number of a file from 0 on, and of the number of files that a model is split into."""
+
+MOST_FILES = 10_000
+
+_SPLIT = re.compile(r"(.*-)(\d{5})-of-(\d{5})[.]gguf", re.DOTALL)
 
 
 class GgmlType(NamedTuple):
@@ -190,6 +203,54 @@ def score(path: str, head: bytes, size: int) -> int:
     return 100 if head.startswith(MAGIC) else 0
 
 
+class _File(NamedTuple):
+    """A file as its header describes it.
+
+    Attributes:
+        start: the offset of the data.
+        big: whether its numbers are big-endian.
+    """
+
+    seen: FileVersion
+    version: int
+    metadata: dict[str, str]
+    rows: list[_Row]
+    start: int
+    big: bool
+
+    def number(self, key: str, otherwise: int) -> int:
+        """Return a number of the metadata."""
+        text = self.metadata.get(key, "")
+        return int(text) if text.isdecimal() else otherwise
+
+    def arrays(self, findings: list[Finding]) -> Iterator[Array]:
+        """Yield its tensors; one of an unknown type becomes a finding."""
+        for row in self.rows:
+            kind = TYPES.get(row.type)
+            if kind is None:
+                message = f"its type {row.type} is unknown, so nothing states how many bytes it has"
+                findings.append(found("bad-tensor", message, where=row.name, offset=self.start + row.offset))
+                continue
+            yield _array(self.seen.path, row, kind, self.start, big=self.big)
+
+
+def _opened(path: str) -> _File:
+    with open_source(path) as source:
+        header = _Header(source)
+        version, tensors, pairs = header.counts()
+        metadata: dict[str, str] = {}
+        for _ in range(pairs):
+            key = header.text()
+            metadata[key] = header.value(header.number(f"{header.order}I"))
+        rows = [header.row() for _ in range(tensors)]
+        seen = FileVersion(source.name, source.mark)
+    made = _File(seen, version, metadata, rows, 0, header.order == ">")
+    alignment = made.number(ALIGNMENT, 32)
+    if alignment < 1 or alignment & (alignment - 1):
+        raise DamagedFile(f"the alignment {alignment} is not a power of two", path=path)
+    return made._replace(start=-(-header.at // alignment) * alignment)
+
+
 def read(path: str) -> Checkpoint:
     """Read metadata, names, shapes and places; see the contract in `base`.
 
@@ -198,30 +259,47 @@ def read(path: str) -> Checkpoint:
         DamagedFile: the header contradicts itself.
         Unsupported: the version is unknown, or the header is too large.
     """
-    metadata: dict[str, str] = {}
-    with open_source(path) as source:
-        header = _Header(source)
-        version, tensors, pairs = header.counts()
-        for _ in range(pairs):
-            key = header.text()
-            metadata[key] = header.value(header.number(f"{header.order}I"))
-        rows = [header.row() for _ in range(tensors)]
-        alignment = int(metadata[ALIGNMENT]) if metadata.get(ALIGNMENT, "").isdecimal() else 32
-        if alignment < 1 or alignment & (alignment - 1):
-            raise DamagedFile(f"the alignment {alignment} is not a power of two", path=path)
-        start = -(-header.at // alignment) * alignment
-        size = source.size
+    first = _opened(path)
     findings: list[Finding] = []
-    arrays: list[Array] = []
-    for row in rows:
-        kind = TYPES.get(row.type)
-        if kind is None:
-            message = f"its type {row.type} is unknown, so nothing states how many bytes it has"
-            findings.append(found("bad-tensor", message, where=row.name, offset=start + row.offset))
+    others = list(_others(first, findings))
+    arrays = [array for file in (first, *others) for array in file.arrays(findings)]
+    metadata = {key: value for key, value in first.metadata.items() if not (others and key.startswith("split."))}
+    traits = {"version": first.version, "data at": first.start, **({"files": len(others) + 1} if others else {})}
+    return checkpoint_of(
+        path, NAME, first.seen.stamp.size, arrays, traits=traits, findings=findings, metadata=metadata,
+        others=[file.seen for file in others],
+    )  # fmt: skip
+
+
+def _others(first: _File, findings: list[Finding]) -> Iterator[_File]:
+    """Yield the other files of a split model; one that is missing becomes a finding."""
+    number, count = first.number(NUMBER, 0), first.number(COUNT, 1)
+    if count < 2:
+        return
+    path = as_path(first.seen.path)
+    parts = _SPLIT.fullmatch(path.name)
+    if count > MOST_FILES or number >= count or parts is None or (int(parts[2]), int(parts[3])) != (number + 1, count):
+        message = f"it is part {number + 1} of {count} of a model, and its name does not say where the others are"
+        hint = f"name the files as llama.cpp does, such as model-{number + 1:05d}-of-{count:05d}.gguf"
+        findings.append(found("missing-shard", message, where=path.name, fix=hint))
+        return
+    names = [f"{parts[1]}{part + 1:05d}-of-{count:05d}.gguf" for part in range(count)]
+    if number:
+        message = f"it is part {number + 1} of {count} of a model, which is read from {names[0]}"
+        findings.append(found("missing-shard", message, where=path.name, fix=f"pass {names[0]}"))
+        return
+    for part, name in enumerate(names[1:], 1):
+        try:
+            file = _opened(str(as_path(path.parent, name)))
+        except CkptfixError as error:
+            message = f"part {part + 1} of {count} cannot be read: {error.message}"
+            findings.append(found("missing-shard", message, where=name))
             continue
-        arrays.append(_array(path, row, kind, start, big=header.order == ">"))
-    traits = {"version": version, "data at": start}
-    return checkpoint_of(path, NAME, size, arrays, traits=traits, findings=findings, metadata=metadata)
+        if (file.number(NUMBER, 0), file.number(COUNT, 1)) != (part, count):
+            message = f"its header states part {file.number(NUMBER, 0) + 1} of {file.number(COUNT, 1)}"
+            findings.append(found("missing-shard", message, where=name))
+            continue
+        yield file
 
 
 def _array(path: str, row: _Row, kind: GgmlType, start: int, *, big: bool) -> Array:

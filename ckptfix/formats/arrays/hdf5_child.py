@@ -127,9 +127,11 @@ def rows(file: Any, limits: Limits) -> Iterator[dict[str, Any]]:
                     return
                 if isinstance(item, h5py.Group):
                     identity = h5py.h5o.get_info(item.id).addr
-                    if identity not in seen:
-                        seen.add(identity)
-                        inside.append((place, item))
+                    if identity in seen:
+                        yield {"where": place, "bad": "it is a second name of a group, and is not followed"}
+                        continue
+                    seen.add(identity)
+                    inside.append((place, item))
                 elif isinstance(item, h5py.Dataset):
                     yield dataset(place, item)
             except ERRORS as error:

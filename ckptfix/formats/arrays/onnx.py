@@ -148,33 +148,37 @@ def _array(source: Source, tensor: _Tensor, files: _Files) -> Array:
     if tensor.outside:
         data: Data = files.place(tensor.external, count * itemsize)
     else:
-        data = _own_data(source, tensor, kind, itemsize)
+        data = _own_data(source, tensor, kind, count, itemsize)
     if kind.dtype is None:
         return Array(tensor.name, None, (data.length,), data, kind=f"{kind.name} {list(shape)}")
     return Array(tensor.name, kind.dtype, shape, data)
 
 
-def _own_data(source: Source, tensor: _Tensor, kind: OnnxType, itemsize: int) -> Data:
-    """Return the data of a tensor that the model itself holds.
+def _own_data(source: Source, tensor: _Tensor, kind: OnnxType, count: int, itemsize: int) -> Data:
+    """Return the data of a tensor that the model itself holds, `count` elements of so many bytes.
 
     Raises:
         DamagedFile: it is in a field that its type does not have.
     """
     if not tensor.data:
         return ByteRange(source.name, 0, 0)
-    number, first, _ = tensor.data[0]
-    ranges = [value for _, value, _ in tensor.data if isinstance(value, ByteRange)]
+    number = tensor.data[0][0]
+    values = [value for _, value, _ in tensor.data]
+    ranges = [value for value in values if isinstance(value, ByteRange)]
     if number == 9 or (number, itemsize) in ((4, 4), (10, 8), (4, 8), (10, 16)):
         return concatenated(ranges)
     if number not in (5, 7, 11):
         raise DamagedFile(f"its numbers are in field {number}, where {kind.name} has none", path=source.name)
     encode = _encoder(itemsize)
-    if isinstance(first, ByteRange) and len(tensor.data) == 1:
-        count = math.prod(tensor.shape)
-        return Derived(count * itemsize, lambda: iter([encode(varints(_read(first)))]), "packed", (first,))
-    numbers = [signed(value) for _, value, _ in tensor.data]
-    data = encode(numbers)
-    return Derived(len(data), lambda: iter([data]), "numbers", ())
+    if not ranges:
+        data = encode([signed(value) for value in values])
+        return Derived(len(data), lambda: iter([data]), "numbers", ())
+
+    def chunks() -> Iterator[bytes]:
+        for value in values:
+            yield encode(varints(_read(value)) if isinstance(value, ByteRange) else [signed(value)])
+
+    return Derived(count * itemsize, chunks, "packed", tuple(ranges))
 
 
 def _encoder(itemsize: int) -> Callable[[list[int]], bytes]:

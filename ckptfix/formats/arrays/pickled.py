@@ -9,6 +9,12 @@
     array   numpy.core.numeric._frombuffer(bytes, dtype, shape, 'C' or 'F'), of protocol 5
     dtype   numpy.dtype('f4', ...), state (3, '<', ...)
 
+PaddlePaddle adds a table of names to a state dict, pickles any other tensor as ``tuple((NAME, ARRAY))``, stores
+bfloat16 as uint16, and before protocol 4 cuts arrays of more than 1 GB (paddle/framework/io.py, io_utils.py)::
+
+    {NAME: ARRAY, ..., "StructuredToParameterName@@": {NAME: name of the parameter}}
+    {"NAME@@.0": ARRAY, "NAME@@.1": ARRAY, "UnpackBigParamInfor@@": {NAME: {"OriginShape": ..., "slices": [...]}}}
+
 ``numpy._core`` is ``numpy.core`` before numpy 2. The pickle is read as text and never run. A pickle whose root is an
 object of a class, such as an estimator of scikit-learn, is not a checkpoint of this kind. Source:
 numpy/_core/src/multiarray/methods.c (``array_reduce``) and descriptor.c (``arraydescr_reduce``).
@@ -18,6 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data
 from ckptfix.checkpoint.address import join
@@ -25,7 +32,7 @@ from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.arrays.common import Array, checkpoint_of, numpy_kind, read_only
+from ckptfix.formats.arrays.common import Array, checkpoint_of, concatenated, numpy_kind, read_only
 from ckptfix.formats.numpy_pickles import DTYPE, FROM_BUFFER, RECONSTRUCT, SCALAR, old_name
 from ckptfix.formats.signs import Beginning, pickled
 from ckptfix.formats.torch.readonly.storages import EncodedPart, encoded_text
@@ -44,11 +51,14 @@ MOST_LEVELS = 50
 
 _MAPPINGS = frozenset({"collections.OrderedDict", "collections.defaultdict"})
 
+_TUPLES = frozenset({"builtins.tuple", "__builtin__.tuple"})
+
 _KNOWN = (
     _MAPPINGS
     | {RECONSTRUCT, FROM_BUFFER, SCALAR, DTYPE, "numpy.ndarray"}
     | {"_codecs.encode", "builtins.bytes", "builtins.bytearray", "__builtin__.bytearray", "__builtin__.bytes"}
     | {"builtins.dict", "builtins.list", "__builtin__.dict", "__builtin__.list"}
+    | _TUPLES
 )
 """The globals of such a pickle, as numpy 1 names its own; none of them runs code of the file."""
 
@@ -57,15 +67,31 @@ MOST_TEXT = 1 << 16
 
 _CODE = re.compile(r"[biufcV]\d{1,4}")
 
+PADDLE_NAMES = "StructuredToParameterName@@"
+"""The key of Paddle's table of names."""
+
+PADDLE_SLICES = "UnpackBigParamInfor@@"
+"""The key under which Paddle says of what slices an array consists."""
+
+_BFLOAT16_OF_PADDLE = re.compile(r"([<|=])u2")
+"""NumPy's code for the numbers of 16 bits that Paddle has: it has no uint16 of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Pickled:
-    """An array in a pickle: NumPy's code of its type, shape, order, and the node with its bytes."""
+    """An array in a pickle: NumPy's code of its type, shape, order, and the node with its bytes.
+
+    Attributes:
+        named: Paddle pickled it as a tuple with the name of its tensor.
+        slices: the arrays that it consists of, one after another, in place of its own bytes.
+    """
 
     code: str
     shape: tuple[int, ...]
     columns: bool
     data: object
+    named: bool = False
+    slices: tuple[_Pickled, ...] = ()
 
 
 def score(path: str, head: bytes, size: int) -> int:
@@ -121,11 +147,16 @@ class _Values:
 
     def _of_paddle(self, node: Node) -> _Pickled | None:
         """Return the array of a tensor as PaddlePaddle pickles it: a tuple of its own name and the array."""
-        if type(node) is not tuple or len(node) != 2 or not isinstance(node[0], str):
+        pair = node
+        called = type(node) is Call and type(node.func) is Global and old_name(node.func.full) in _TUPLES
+        if type(node) is Call:
+            pair = node.arguments[0] if called and len(node.arguments) == 1 else None
+        if type(pair) is not tuple or len(pair) != 2 or not isinstance(pair[0], str):
             return None
-        array = node[1]
+        array = pair[1]
         named = old_name(array.func.full) if type(array) is Call and type(array.func) is Global else ""
-        return self._array(array, named)
+        found = self._array(array, named)
+        return None if found is None else replace(found, named=called)
 
     def text(self, node: object) -> str:
         """Return a text, which may be a str of Python 2; empty for bytes that are too long to be one."""
@@ -162,6 +193,10 @@ class _Values:
             return None
         return f"{order if order in ('<', '>', '|', '=') else '|'}{letter}"
 
+    def data_of(self, array: _Pickled) -> Data:
+        """Return the bytes of an array, as `data`."""
+        return concatenated([self.data(part.data) for part in array.slices or (array,)])
+
     def data(self, node: object) -> Data:
         """Return the bytes of an array.
 
@@ -190,25 +225,59 @@ def read(path: str) -> Checkpoint:
     with open_source(path) as source:
         size = source.size
         values = _Values(source)
-        return _checkpoint(path, size, values, list(values.leaves()))
+        return _checkpoint(path, size, values, _whole(values, list(values.leaves())))
 
 
-def _checkpoint(path: str, size: int, pickle: _Values, leaves: Sequence[tuple[tuple[str, ...], object]]) -> Checkpoint:
+_Leaf = tuple[tuple[str, ...], object]
+
+
+def _whole(pickle: _Values, leaves: list[_Leaf]) -> list[_Leaf]:
+    """Return the leaves with an array in place of the slices that Paddle cut it into.
+
+    Raises:
+        DamagedFile: a slice is missing.
+    """
+    shapes: dict[str, list[int]] = {}
+    names: dict[str, list[str]] = {}
+    for where, value in leaves:
+        if len(where) == 4 and where[0] == PADDLE_SLICES:
+            if where[2] == "slices":
+                names.setdefault(where[1], []).append(pickle.text(value))
+            elif isinstance(value, int):
+                shapes.setdefault(where[1], []).append(value)
+    if not names:
+        return leaves
+    arrays = {where[0]: value for where, value in leaves if len(where) == 1 and type(value) is _Pickled}
+    made: dict[str, _Pickled] = {}
+    for key, parts in names.items():
+        found = tuple(arrays[part] for part in parts if part in arrays)
+        if len(found) < len(parts):
+            missing = next(part for part in parts if part not in arrays)
+            raise DamagedFile(f"the slice {missing!r} of {key!r} is missing", path=pickle.source.name)
+        made[key] = replace(found[0], shape=tuple(shapes.get(key, ())), columns=False, slices=found)
+    gone = {part for parts in names.values() for part in parts}
+    kept = [(where, value) for where, value in leaves if where[0] not in {*gone, PADDLE_SLICES}]
+    return [*kept, *(((key,), value) for key, value in made.items())]
+
+
+def _checkpoint(path: str, size: int, pickle: _Values, leaves: Sequence[_Leaf]) -> Checkpoint:
     # Flat dicts in a dict are state dicts, as in a torch checkpoint. Anything else is one, with joined names.
     flat = all(len(where) == 2 and not where[1].isdecimal() for where, value in leaves if type(value) is _Pickled)
     holders = {where[0] for where, value in leaves if type(value) is _Pickled} if flat else set()
     arrays: list[Array] = []
     values: dict[str, object] = {}
     findings: list[Finding] = []
+    is_paddle = any(PADDLE_NAMES in where or (type(value) is _Pickled and value.named) for where, value in leaves)
     for where, value in leaves:
         at = where[0] if len(where) > 1 and where[0] in holders else ""
         key = ".".join(where[1:] if at else where)
         if type(value) is not _Pickled:
             values[join(at, key)] = _described(pickle, value)
             continue
-        kind = numpy_kind(value.code)
+        code = _BFLOAT16_OF_PADDLE.sub(r"\1V2", value.code) if is_paddle else value.code
+        kind = numpy_kind(code)
         try:
-            data = pickle.data(value.data)
+            data = pickle.data_of(value)
         except CkptfixError as error:
             findings.append(found("bad-tensor", error.message, where=join(at, key)))
             continue

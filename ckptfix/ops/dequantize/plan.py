@@ -15,9 +15,9 @@ from ckptfix.errors import KeyConflict, Refused
 from ckptfix.formats import format_of
 from ckptfix.ops import quantized
 from ckptfix.ops.audit.promise import Promise, listed
-from ckptfix.ops.dequantize.layout import Layout, Parts, plain
+from ckptfix.ops.dequantize.layout import Layout, Parts, numbers, plain
 from ckptfix.ops.dequantize.own import own_tensors
-from ckptfix.ops.dequantize.settings import OTHERS, Settings, settings_of, without
+from ckptfix.ops.dequantize.settings import COMFY, OTHERS, Settings, object_of, settings_of, without
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
@@ -88,10 +88,39 @@ def opened(checkpoint: Checkpoint, weight: Quantized, settings: Settings, *, che
     for name in weight.names:
         if name in entries and not entries[name].has_data:
             raise Refused("the file holds no data for it", where=name)
+    if checks:
+        refuse_comfy(parts)
     layout = DECODERS[weight.scheme.id](parts)
     own = [(role, entries[name]) for role, name in weight.companions if name in entries]
     used = (codes, *codes.parts, *(entry for role, entry in own if role != UNUSED))
     return Opened(weight, layout, parts, used, tuple(entry for role, entry in own if role == UNUSED))
+
+
+COMFY_PLAIN = frozenset({"float8_e4m3fn", "float8_e5m2", "int8_tensorwise"})
+"""ComfyUI's formats whose weights are codes times scales, in the order of the weight."""
+
+MOST_COMFY = 1 << 16
+"""The limit in bytes of ComfyUI's statement about a weight."""
+
+
+def refuse_comfy(parts: Parts) -> None:
+    """Raise `Refused` for a weight that ComfyUI stores in the order of a kernel, or rotated.
+
+    Its names and shapes are those of another scheme: the scales of nvfp4 and mxfp8 are in the order of cuBLAS, and the
+    first code of nvfp4 is in the high bits (comfy_kitchen/tensor/nvfp4.py, mxfp8.py, int8.py).
+    """
+    entry = parts.of_module("comfy_quant")
+    stated: Mapping[str, object] = parts.settings.of_comfy(parts.stem.rpartition(".")[0])
+    if entry is not None and entry.numel <= MOST_COMFY:
+        stated = object_of(numbers(entry).tobytes().decode("utf-8", "replace"))
+    if entry is None and not stated:
+        return
+    name = stated.get("format")
+    rotated = any(value for key, value in stated.items() if key in ("convrot", "rotation"))
+    if name not in COMFY_PLAIN or rotated:
+        how = "rotated" if rotated else "in the order of a kernel"
+        hint = "use the file that was quantized"
+        raise parts.wrong(f"ComfyUI stored it as {name}, {how}, which is not dequantized", hint=hint)
 
 
 def _by_name(checkpoint: Checkpoint) -> dict[str, TensorEntry]:
@@ -164,6 +193,10 @@ class Dequantization:
             if renamed:
                 edits.append(Rename(at, "state_dict", renamed))
         return edits
+
+    def pairs(self, pairs: Mapping[str, str]) -> dict[str, str]:
+        """Return the metadata of a file without what describes only codes."""
+        return {key: value for key, value in pairs.items() if key != COMFY}
 
     def around(self, checkpoint: Checkpoint, files: Sequence[OutputFile]) -> list[OutputFile]:
         """Return the companion files of a folder, with config.json as for a plain model, and without other settings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
@@ -15,6 +16,10 @@ NAMES = ("quantization_config", "compression_config", "quantization")
 
 OTHERS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Files that hold only settings: of AutoGPTQ, of llm-awq, and of ModelOpt."""
+
+COMFY = "_quantization_metadata"
+"""The pair of a safetensors file in which ComfyUI states the format of each layer, as ``{"layers": {NAME: {...}}}``
+(comfy/utils.py ``convert_old_quants``)."""
 
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 
@@ -48,6 +53,14 @@ class Settings:
                 return value
         return None
 
+    def of_comfy(self, module: str) -> Mapping[str, Any]:
+        """Return what ComfyUI's metadata states about a layer; empty without it."""
+        layers = object_of(self.metadata.get(COMFY, "")).get("layers")
+        for name, row in layers.items() if isinstance(layers, dict) else ():
+            if isinstance(row, dict) and (module == name or module.endswith(f".{name}")):
+                return row
+        return {}
+
     def is_written_by(self, tool: str) -> bool:
         """Return whether ``meta.quantizer`` of the settings names this tool, as ``gptqmodel:5.0``."""
         meta = self.rows.get("meta")
@@ -68,6 +81,15 @@ class Settings:
         value = self.rows.get(name)
         whole = isinstance(value, list) and all(type(one) is int and one > 0 for one in value)
         return tuple(value) if whole and isinstance(value, list) else ()
+
+
+def object_of(text: str) -> dict[str, Any]:
+    """Return the object of a JSON text; empty if it is not one."""
+    try:
+        made = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return made if isinstance(made, dict) else {}
 
 
 def settings_of(checkpoint: Checkpoint) -> Settings:

@@ -108,7 +108,7 @@ def _format(checkpoint: Checkpoint) -> str:
 
 def _by(one: NameConversion, checkpoint: Checkpoint, at: str | None) -> Turned | None:
     rules = one.rules()
-    by_table.refuse_kernels(checkpoint, rules, at)
+    by_table.refuse_misread(checkpoint, rules, at)
     after = by_table.converted(checkpoint, (by_table.RouteStep(one, rules),), at)
     keys = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
     found = grouped(keys, rules, {key: key for key in keys})

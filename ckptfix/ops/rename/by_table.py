@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,14 +14,14 @@ from typing import Any, TypeVar
 
 from ckptfix import formats
 from ckptfix.align.fused import Heads
-from ckptfix.checkpoint import ByteRange, Checkpoint, NameList, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, NameList, TensorEntry, dtypes
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name
 from ckptfix.formats import weights_of
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 from ckptfix.names import tables
-from ckptfix.names.rulefile import HEADS, Rules
-from ckptfix.names.rules import NameRule
+from ckptfix.names.rulefile import HEADS, Rules, TensorRule
+from ckptfix.names.rules import NameRule, RuleTable
 from ckptfix.names.tables import NameConversion, Route
 from ckptfix.ops import any_source
 from ckptfix.ops.any_source import PlannedCommand
@@ -52,6 +53,11 @@ ARCHITECTURE = "general.architecture"
 """The key of GGUF's metadata that states the family; the keys of its sizes begin with that word."""
 
 NO_HEADS = Heads()
+
+_NUMBERED = re.compile(r"(.*[.]vars[.])(\d)", re.DOTALL)
+"""A variable of a layer in a file of Keras 3; a line names up to `_MOST_VARIABLES` of them."""
+
+_MOST_VARIABLES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +292,7 @@ def steps(
     with about(checkpoint.path):
         made = tuple(RouteStep(one, one.rules(sizes)) for one in way)
     _refuse_widths(checkpoint, made[0].rules, at)
-    refuse_kernels(checkpoint, made[0].rules, at)
+    refuse_misread(checkpoint, made[0].rules, at)
     return made
 
 
@@ -320,34 +326,77 @@ def _refuse_widths(checkpoint: Checkpoint, rules: Rules, at: str | None) -> None
         raise Refused(message, path=checkpoint.path, hint="state the numbers of heads with --heads N --kv-heads N")
 
 
-def refuse_kernels(checkpoint: Checkpoint, rules: Rules, at: str | None) -> None:
+def refuse_misread(checkpoint: Checkpoint, rules: Rules, at: str | None) -> None:
     """Raise `Refused` for a tensor that a line takes for one of another layer, as its shape and those beside it show.
 
     Keras 3 and Flax give the kernels of all layers the same name. That of a depthwise convolution is (height, width,
     channels, multiplier), and a bias has all its outputs; attention has (heads, size of a head, outputs) after its
-    values.
+    values. Keras 3 numbers the variables of a layer, whichever of them it has.
     """
     lines = [(NameRule(name, ""), rule) for rule in rules.tensors for name in rule.old.names]
     if not any(rule.operations[0].name == "outputs" for _, rule in lines):
         return
     depthwise = any("depthwise" in rule.old.text for _, rule in lines)
-    shapes = {entry.key: entry.shape for entry in _entries(checkpoint, at)}
-    for key, shape in shapes.items():
-        if len(shape) > 1 and (len(shape) == 2 or "kernel" not in key):
-            continue
+    entries = {entry.key: entry for entry in _entries(checkpoint, at)}
+    shapes = {key: entry.shape for key, entry in entries.items()}
+    plain = RuleTable([NameRule(old, "") for old in rules.names])
+    for key, entry in entries.items():
         rule = next((rule for pattern, rule in lines if pattern.values(key) is not None), None)
-        first = rule.operations[0].name if rule is not None else ""
-        message = ""
-        if first == "unstack" and len(shape) == 1:
-            message = "it is of a GRU with reset_after=False, which torch does not have"
-        elif first == "outputs" and len(shape) > 2:
-            message = _misread(key, shape, shapes, depthwise)
+        message = _misnumbered(key, shapes, plain) if rule is None else ""
+        if rule is not None and rule.new is not None:
+            message = _misread(key, entry, rule, shapes, depthwise)
         if message:
             hint = "a line for it in a rules file, which --map FILE takes, says otherwise"
+            if rule is None:
+                hint = f"save the model as .h5 with Keras, which gives its variables names; or {hint}"
             raise Refused(message, path=checkpoint.path, where=key, hint=hint)
 
 
-def _misread(key: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], depthwise: bool) -> str:
+def _misnumbered(key: str, keys: Collection[str], plain: RuleTable) -> str:
+    """Return why the number of a variable does not say what it is; empty if it does.
+
+    A norm has all variables that its lines name, or its numbers count from another one.
+    """
+    found = _NUMBERED.fullmatch(key)
+    if found is None:
+        return ""
+    front, number = found[1], int(found[2])
+    known = [one for one in range(_MOST_VARIABLES) if _fits(f"{front}{one}", plain)]
+    absent = [one for one in known if f"{front}{one}" not in keys]
+    if number not in known or not absent:
+        return ""
+    have = len(known) - len(absent)
+    return (f"its layer has {have} of {len(known)} variables (scale=False or center=False), and their numbers do not "
+            "say which is missing")  # fmt: skip
+
+
+def _fits(key: str, plain: RuleTable) -> bool:
+    return any(rule.values(key) is not None for rule in plain.about(key))
+
+
+def _misread(
+    key: str, entry: TensorEntry, rule: TensorRule, shapes: Mapping[str, tuple[int, ...]], depthwise: bool
+) -> str:
+    """Return why a tensor may not be that of a line with operations; empty if it may."""
+    shape, first = entry.shape, rule.operations[0].name
+    kind = dtypes.find(entry.dtype)
+    if kind is not None and kind.family == "int":
+        return f"its numbers are {entry.dtype}, and the table has no lines for the codes of a quantized layer"
+    if first == "unstack" and len(shape) == 1:
+        return "it is of a GRU with reset_after=False, which torch does not have"
+    if first == "outputs" and len(shape) > 2:
+        return _misread_kernel(key, shape, shapes, depthwise)
+    if first == "flatten" and rule.operations[0].number("first") == 1 and len(shape) == 3:
+        heads = [(shapes[one], 2) for one in _biases(key) if one in shapes]
+        heads += [(shapes[one], 3) for one in _outs(key) if one in shapes]
+        if any(len(other) == dimensions and other[:2] != shape[1:] for other, dimensions in heads):
+            return "it is not (inputs, heads, size of a head), as what is beside it shows"
+    return ""
+
+
+def _misread_kernel(
+    key: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], depthwise: bool
+) -> str:
     """Return why a kernel may not be that of a convolution; empty if it may."""
     inputs, outputs = shape[-2:]
     bias = next((shapes[one] for one in _biases(key) if one in shapes), None)
@@ -357,15 +406,26 @@ def _misread(key: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, .
     alone = outputs == 1 < inputs
     # A bias as long as the inputs is one of a transposed convolution, whose outputs come before its inputs.
     fits = not alone if bias is None else bias == (outputs,) or (bias == (inputs,) and not alone)
-    if depthwise and not fits:
+    if depthwise and "kernel" in key and not fits:
         return f"its name does not say whether it is a depthwise convolution, which its shape {list(shape)} may be"
     return ""
 
 
 def _biases(key: str) -> Iterator[str]:
-    front, _, end = key.rpartition("kernel")
-    yield f"{front}bias{end}"
-    yield f"{front.removesuffix('_')}bias{end}"
+    """Yield the names that the bias beside a kernel may have."""
+    front, found, end = key.rpartition("kernel")
+    if found:
+        yield f"{front}bias{end}"
+        yield f"{front.removesuffix('_')}bias{end}"
+    elif key.endswith(".vars.0"):
+        yield f"{key[:-1]}1"
+
+
+def _outs(key: str) -> Iterator[str]:
+    """Yield the names that the kernel after the values may have, for the kernel of the queries of attention."""
+    front, found, end = key.rpartition("query")
+    if found:
+        yield from (f"{front}{out}{end}" for out in ("out", "output", "attention_output"))
 
 
 def _unknown(rows: Sequence[NameConversion], old: str | None, new: str) -> Refused:

@@ -180,6 +180,52 @@ def test_pickles_of_model_zoos(protocol: int, tmp_path: Path) -> None:
     }
 
 
+class OfPaddle:
+    """A tensor of Paddle, which paddle.save reduces to a tuple of its name and an array."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (("linear_0.w_0", self.array),)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("nested", [False, True])
+def test_bfloat16_of_paddle(protocol: int, nested: bool, tmp_path: Path) -> None:
+    """Paddle stores bfloat16 as uint16, which it has no type for."""
+    bits = np.array([[1.5, -2.0]], ml_dtypes.bfloat16).view("u2")
+    value = {"model": {"w": OfPaddle(bits)}, "epoch": 3} if nested else {"w": bits}
+    if not nested:
+        value["StructuredToParameterName@@"] = {"w": "linear_0.w_0"}
+    (tmp_path / "m.pdparams").write_bytes(pickle.dumps(value, protocol))
+    ckptfix.convert(tmp_path / "m.pdparams", tmp_path / "out.safetensors")
+    (made,) = ckptfix.load_state_dict(tmp_path / "out.safetensors").values()
+    assert made.dtype == torch.bfloat16 and made.tolist() == [[1.5, -2.0]]
+
+
+def test_other_pickles_keep_uint16(tmp_path: Path) -> None:
+    value = {"w": np.array([1, 2], "u2"), "pair": ("name", np.array([3, 4], "u2"))}
+    (tmp_path / "m.pkl").write_bytes(pickle.dumps(value))
+    dtypes = {entry.key: entry.dtype for entry in open_checkpoint(tmp_path / "m.pkl").entries}
+    assert dtypes == {"w": "uint16", "pair": "uint16"}
+
+
+def test_slices_of_paddle_are_one_array(tmp_path: Path) -> None:
+    flat = np.arange(12, dtype="f4")
+    parts = {"OriginShape": (4, 3), "slices": ["w@@.0", "w@@.1"]}
+    value = {"b": np.ones(3, "f4"), "w@@.0": flat[:8], "w@@.1": flat[8:], "UnpackBigParamInfor@@": {"w": parts}}
+    path = tmp_path / "m.pdparams"
+    path.write_bytes(pickle.dumps(value, 2))
+    ckptfix.convert(path, tmp_path / "out.pth")
+    made = torch.load(tmp_path / "out.pth")
+    assert list(made) == ["b", "w"] and made["w"].tolist() == flat.reshape(4, 3).tolist()
+    del value["w@@.1"]
+    path.write_bytes(pickle.dumps(value, 2))
+    with pytest.raises(errors.DamagedFile, match=r"'w@@.1' of 'w' is missing"):
+        ckptfix.convert(path, tmp_path / "no.pth")
+
+
 def test_a_pickle_of_python_2(tmp_path: Path) -> None:
     """Names and data are a str there, and a str is bytes of any value."""
 
@@ -270,6 +316,14 @@ def test_flax_states_of_training_and_chunks(tmp_path: Path) -> None:
         assert torch.equal(ckptfix.load_state_dict(out)["params.d.kernel"], torch.from_numpy(whole))
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_flax_types_that_torch_has_too(name: str, tmp_path: Path) -> None:
+    value = np.array([[1.5, -2.0]], getattr(ml_dtypes, name))
+    (tmp_path / "f.msgpack").write_bytes(msgpack({"params": {"w": value}}))
+    (entry,) = open_checkpoint(tmp_path / "f.msgpack").entries
+    assert (entry.dtype, entry.shape) == (name, (1, 2))
+
+
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_gguf_of_both_byte_orders(order: str, tmp_path: Path) -> None:
     gguf({"w": np.arange(6, dtype="f4").reshape(2, 3)}, tmp_path / "in.gguf", order=order)
@@ -320,6 +374,56 @@ def test_gguf_blocks_are_those_of_the_reference(number: int, tmp_path: Path) -> 
     assert report.plain_parameters == 4 * 512 and list(report.quantization) == [f"GGUF {kind.name}"]
 
 
+def split_gguf(folder: Path, count: int = 3) -> dict[str, np.ndarray[Any, Any]]:
+    """Write a model in several files as llama.cpp's gguf-split does, and return its tensors."""
+    arrays = {f"t{part}.weight": np.full((2, 3), part, "f4") for part in range(count)}
+    for part in range(count):
+        numbers = {"split.no": part, "split.count": count, "llama.attention.head_count": 4}
+        gguf({f"t{part}.weight": arrays[f"t{part}.weight"]},
+             folder / f"m-{part + 1:05d}-of-{count:05d}.gguf", numbers=numbers)  # fmt: skip
+    return arrays
+
+
+def test_gguf_in_several_files_is_one_model(tmp_path: Path) -> None:
+    arrays = split_gguf(tmp_path)
+    first = tmp_path / "m-00001-of-00003.gguf"
+    ckptfix.convert(first, tmp_path / "out.pth")
+    made = torch.load(tmp_path / "out.pth")
+    assert {key: value.numpy().tolist() for key, value in made.items()} == {
+        key: value.tolist() for key, value in arrays.items()
+    }
+    assert not [key for key in open_checkpoint(first).metadata if key.startswith("split.")]
+
+
+def missing(folder: Path) -> Path:
+    (folder / "m-00002-of-00003.gguf").unlink()
+    return folder / "m-00001-of-00003.gguf"
+
+
+def second(folder: Path) -> Path:
+    return folder / "m-00002-of-00003.gguf"
+
+
+def renamed(folder: Path) -> Path:
+    return (folder / "m-00001-of-00003.gguf").rename(folder / "model.gguf")
+
+
+def exchanged(folder: Path) -> Path:
+    (folder / "m-00003-of-00003.gguf").replace(folder / "m-00002-of-00003.gguf")
+    gguf({"t": np.ones(2, "f4")}, folder / "m-00003-of-00003.gguf")
+    return folder / "m-00001-of-00003.gguf"
+
+
+@pytest.mark.parametrize("change", [missing, second, renamed, exchanged])
+def test_a_part_of_gguf_is_not_a_model(change: Callable[[Path], Path], tmp_path: Path) -> None:
+    split_gguf(tmp_path)
+    path = change(tmp_path)
+    assert [row.id for row in open_checkpoint(path).findings if row.severity == "error"][:1] == ["missing-shard"]
+    with pytest.raises(errors.WouldLoseData, match="part"):
+        ckptfix.convert(path, tmp_path / "out.pth")
+    assert not (tmp_path / "out.pth").exists()
+
+
 def test_gguf_types_without_a_formula_are_named(tmp_path: Path) -> None:
     gguf({"w": np.zeros((2, 36), np.uint8)}, tmp_path / "in.gguf", blocks={"w": (9, 32)})
     with pytest.raises(errors.Refused, match="Q8_1") as caught:
@@ -363,6 +467,21 @@ def test_onnx_numbers_in_typed_fields_and_outside_files(tmp_path: Path) -> None:
         "floats": [1, 2], "longs": signed.tolist(), "halves": [1.5, -2], "outside": [0, 1, 2, 3]
     }  # fmt: skip
     assert ckptfix.convert(path, tmp_path / "out.pth").exit_code == 0
+
+
+def test_onnx_numbers_in_several_pieces(tmp_path: Path) -> None:
+    """Packed and single numbers may follow each other, and two numbers of four bits share one."""
+    packed = b"".join(varint(number) for number in (1, 2))
+    mixed = onnx_tensor("mixed", np.zeros(4, "i4"), (5, packed), (5, 3), (5, varint(4)))
+    half = proto((1, 3), (2, 22), (8, b"half"), (5, varint(0xF1) + varint(0x02)))
+    (tmp_path / "m.onnx").write_bytes(onnx_model(mixed, half))
+    checkpoint = open_checkpoint(tmp_path / "m.onnx")
+    data = {entry.key: b"".join(read_chunks(entry.storage.data)) for entry in checkpoint.entries if entry.storage}
+    assert data["mixed"] == np.array([1, 2, 3, 4], "<i4").tobytes()
+    assert data["half"] == b"\xf1\x02"
+    assert [row.message for row in checkpoint.findings if row.where == "half"] == [
+        "torch has no type for INT4 [3]; read as 2 raw bytes"
+    ]
 
 
 def varint_of(number: int) -> bytes:
@@ -409,6 +528,19 @@ def test_hdf5_links_and_compressed_data(tmp_path: Path) -> None:
     (entry,) = checkpoint.entries
     assert entry.storage is not None and entry.storage.data is not None
     assert b"".join(read_chunks(entry.storage.data)) == value.tobytes()
+
+
+def test_hdf5_second_names_of_a_group_are_named(tmp_path: Path) -> None:
+    """A hard link may lead back into the group, so only its first name is followed, and no array is lost silently."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "m.h5", "w") as file:
+        file["a/kernel"] = np.ones((2, 3), "f4")
+        file["b"] = file["a"]
+        file["c/kernel"] = file["a/kernel"]
+    checkpoint = open_checkpoint(tmp_path / "m.h5")
+    assert [entry.key for entry in checkpoint.entries] == ["a.kernel", "c.kernel"]
+    with pytest.raises(errors.WouldLoseData, match="second name of a group"):
+        ckptfix.convert(tmp_path / "m.h5", tmp_path / "out.pth")
 
 
 @pytest.mark.parametrize("fill", [b"\0", b"\xff"])

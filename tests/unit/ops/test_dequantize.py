@@ -336,6 +336,49 @@ def test_mx_with_scales_in_the_shape_of_groups(tmp_path: Path, four: bool) -> No
     same(plain(state, tmp_path)[0]["l.weight"], (numbers * two.repeat_interleave(32, 1)).bfloat16())
 
 
+def stated(settings: dict[str, Any]) -> torch.Tensor:
+    """ComfyUI's statement about a weight, as its files hold it."""
+    return torch.tensor(list(json.dumps(settings).encode()), dtype=torch.uint8)
+
+
+COMFY: list[tuple[State, dict[str, Any]]] = [
+    ({"l.weight": torch.zeros(128, 32, dtype=torch.uint8), "l.weight_scale": torch.ones(128, 4).to(FP8),
+      "l.weight_scale_2": torch.tensor(1.0)}, {"format": "nvfp4"}),
+    ({"l.weight": torch.ones(128, 128).to(FP8), "l.weight_scale": torch.ones(128, 4, dtype=torch.uint8)},
+     {"format": "mxfp8"}),
+    ({"l.weight": torch.ones(8, 4, dtype=torch.int8), "l.weight_scale": torch.ones(8, 1)},
+     {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 4}),
+    ({"l.weight": torch.ones(8, 4, dtype=torch.int8), "l.weight_scale": torch.ones(8, 1)}, {"format": "of next year"}),
+]  # fmt: skip
+"""Weights in ComfyUI's formats, whose names, dtypes and shapes are those of other schemes."""
+
+
+@pytest.mark.parametrize("row", COMFY, ids=lambda row: row[1]["format"])
+@pytest.mark.parametrize("where", ["tensor", "metadata"])
+def test_comfyui_orders_for_kernels_are_refused(tmp_path: Path, row: Any, where: str) -> None:
+    state, settings = row
+    metadata = {"_quantization_metadata": json.dumps({"layers": {"l": settings}})} if where == "metadata" else None
+    beside = {"m.l.comfy_quant": stated(settings)} if where == "tensor" else {}
+    named = {f"m.{key}": value for key, value in state.items()}
+    safetensors.torch.save_file(named | beside, tmp_path / "in.safetensors", metadata)
+    with pytest.raises(Refused, match=f"ComfyUI stored it as {settings['format']}"):
+        ckptfix.convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors", dequantize=True)
+
+
+@pytest.mark.parametrize("codes", [FP8, torch.float8_e5m2, torch.int8])
+def test_comfyui_codes_times_scale(tmp_path: Path, codes: torch.dtype) -> None:
+    name = "int8_tensorwise" if codes == torch.int8 else str(codes).removeprefix("torch.")
+    weight = (torch.randn(8, 4) * 3).to(codes)
+    state = {"l.weight": weight, "l.weight_scale": torch.tensor(0.5), "l.comfy_quant": stated({"format": name})}
+    metadata = {"_quantization_metadata": json.dumps({"layers": {"l": {"format": name}}}), "kept": "yes"}
+    safetensors.torch.save_file(state, tmp_path / "in.safetensors", metadata)
+    ckptfix.convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors", dequantize=True, dtype="fp32")
+    made = safetensors.torch.load_file(tmp_path / "out.safetensors")
+    assert list(made) == ["l.weight"] and torch.equal(made["l.weight"], weight.float() * 0.5)
+    with safetensors.safe_open(tmp_path / "out.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "kept": "yes"}
+
+
 @pytest.mark.parametrize(("name", "turned"), [("gate_up_proj", True), ("down_proj", True), ("mlp1_weight", False)])
 def test_blocks_of_gpt_oss(tmp_path: Path, name: str, turned: bool) -> None:
     """Transformers turns the projections of its experts around; gpt-oss itself does not."""
