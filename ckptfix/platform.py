@@ -14,6 +14,10 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from threading import Lock
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 fcntl: ModuleType | None
 resource: ModuleType | None
@@ -344,3 +348,9 @@ def end_after(seconds: float) -> None:
 
 ENDED = -int(getattr(signal, "SIGVTALRM", 0)) or 1
 """The status of a process that `end_after` ended."""
+
+
+def end_process(child: Popen[bytes]) -> None:
+    """End a process that this one started, and close its pipes."""
+    child.kill()
+    child.communicate()

@@ -138,8 +138,13 @@ class Checkpoint:
         return self._by_address.get(at)
 
     def names_at(self, at: str) -> NameList | None:
-        """Return the keys of the state dict at an address, or None."""
-        return self._names_by_address.get(at)
+        """Return the list of the keys of the state dict at an address, or None."""
+        return self._name_lists.get(at)
+
+    def keys_at(self, at: str) -> tuple[str, ...]:
+        """Return the keys of the state dict at an address; empty if none is there."""
+        found = self._name_lists.get(at)
+        return () if found is None else found.names
 
     def shaped(self, at: str, names: Sequence[str]) -> frozenset[str]:
         """Return those of the keys `names` whose value is a tensor with at least one dimension, at an address.
@@ -158,7 +163,7 @@ class Checkpoint:
         return {row.at: row for row in reversed(self.state_dicts)}
 
     @cached_property
-    def _names_by_address(self) -> dict[str, NameList]:
+    def _name_lists(self) -> dict[str, NameList]:
         return {site.at: site for site in reversed(self.sites) if site.kind == "state_dict"}
 
     @cached_property

@@ -17,6 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptfix.errors import Refused
+from ckptfix.platform import end_process
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -140,16 +141,11 @@ class Regex:
 
         words = [sys.executable, "-I", "-S", "-c", _CHILD]
         child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        finalize(self, _ended, child)
+        finalize(self, end_process, child)
         assert child.stdin is not None
         child.stdin.write(json.dumps({"pattern": self.pattern, "seconds": SECONDS}).encode() + b"\n")
         self._child = child
         return child
-
-
-def _ended(child: Popen[bytes]) -> None:
-    child.kill()
-    child.communicate()
 
 
 @lru_cache(maxsize=1 << 14)

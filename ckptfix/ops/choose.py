@@ -372,7 +372,6 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
             own = tuple(entry for entry in checkpoint.entries if is_inside(entry.name, row.at))
         taken |= _held(own)
         copies.append(_shapes(own))
-    names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     optimizers = {state.at for state in checkpoint.state_dicts if state.optimizer}
     left: dict[str, list[TensorEntry]] = {}
     parts = {name for row in rows for name in _parts(checkpoint, row)}
@@ -382,7 +381,7 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
     sizes: dict[str, int] = {}
     tops: dict[str, int] = {}
     for at, entries in left.items():
-        if at in optimizers or kinds.is_recognised(at, names.get(at, ())):
+        if at in optimizers or kinds.is_recognised(at, checkpoint.keys_at(at)):
             continue
         if _is_copy(_shapes(entries), copies):
             continue
@@ -395,7 +394,7 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
             top = address.top_of(entry.name)
             tops[top] = tops.get(top, 0) + count
             sizes[at] = sizes.get(at, 0) + count
-    found = sorted((at for at in sizes if at in names), key=lambda at: -sizes[at])
+    found = sorted((at for at in sizes if checkpoint.names_at(at) is not None), key=lambda at: -sizes[at])
     return Outside(tops, tuple(found), sum(taken.values())) if sizes else None
 
 
@@ -491,14 +490,13 @@ def optimizers(checkpoint: Checkpoint) -> list[str]:
 
 def _states_of_optimizers(checkpoint: Checkpoint) -> tuple[frozenset[str], frozenset[str]]:
     """Return the addresses of each optimizer's ``state``, and of dicts that are a flattened one."""
-    names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     fronts: set[str] = set()
     flat: set[str] = set()
     for state in checkpoint.state_dicts:
         if not state.optimizer:
             continue
         above = address.keys_of(state.at)[:-1]
-        if "state" in above and not kinds.is_flat_optimizer(names.get(state.at, ())):
+        if "state" in above and not kinds.is_flat_optimizer(checkpoint.keys_at(state.at)):
             fronts.add(address.of_keys(above[: len(above) - above[::-1].index("state")]))
         else:
             flat.add(state.at)

@@ -19,7 +19,7 @@ from ckptfix.ops.writing import WriteOptions
     click.Option(
         ["--to"], type=click.Choice(["peft", "kohya", "diffusers", "comfy"]), required=True, help="The layout of OUT."
     ),
-    click.Option(["--like"], metavar="BASE", help="The base: its keys say where the dots of kohya's paths are."),
+    click.Option(["--like"], metavar="BASE", help="The base, for the dots that kohya leaves out."),
     click.Option(["--prefix"], metavar="P", help="Beginning of the names of OUT, such as lora_unet or transformer."),
     alpha_option(),
     adapter_option(),

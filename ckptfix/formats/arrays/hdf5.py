@@ -33,7 +33,7 @@ from ckptfix.formats.arrays import hdf5_child
 from ckptfix.formats.arrays.common import Array, checkpoint_of, numpy_kind, read_only
 from ckptfix.formats.signs import Beginning, hdf5, zip_of
 from ckptfix.io.source import open_source
-from ckptfix.platform import ENDED
+from ckptfix.platform import ENDED, end_process
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import read_directory
 
@@ -96,7 +96,7 @@ class Hdf5Process:
             assert self._child is not None
             # Most files need no further answer, and a search of folders opens many.
             child, self._child = self._child, None
-            _ended(child)
+            end_process(child)
             return made
 
     def block(self, name: str, first: int, last: int) -> bytes:
@@ -131,7 +131,7 @@ class Hdf5Process:
         except OSError as error:
             message = f"reading HDF5 needs another process, which failed: {error.strerror or error}"
             raise Refused(message, path=self._path) from None
-        finalize(self, _ended, child)
+        finalize(self, end_process, child)
         return child
 
     def _send(self, data: bytes) -> None:
@@ -179,16 +179,11 @@ class Hdf5Process:
         child, self._child = self._child, None
         with suppress(TimeoutExpired):  # its pipes are closed before it has a status
             child.wait(timeout=5)
-        _ended(child)
+        end_process(child)
         said = f"ended its process (status {child.returncode})"
         if child.returncode == ENDED:
             said = f"did not finish within {hdf5_child.CALL_SECONDS} seconds of computing"
         return DamagedFile(f"HDF5 cannot read it: the library {said}", path=self._path)
-
-
-def _ended(child: Popen[bytes]) -> None:
-    child.kill()
-    child.communicate()
 
 
 def read(path: str) -> Checkpoint:

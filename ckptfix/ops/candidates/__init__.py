@@ -71,19 +71,18 @@ def _compared(checkpoint: Checkpoint) -> list[Candidate]:
 
 
 def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
-    names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     modules = [
-        Candidate(at, item, names.get(join(at, "_buffers"), ()))
+        Candidate(at, item, checkpoint.keys_at(join(at, "_buffers")))
         for at, item in torch_module.modules(checkpoint)
     ]
     taken = {module.at for module in modules}
     states = [
         state for state in checkpoint.state_dicts if not state.optimizer and not is_inside_any(state.at, taken)
     ]
-    weights = [Candidate(state.at, None, names.get(state.at, ())) for state in states if state.weights]
+    weights = [Candidate(state.at, None, checkpoint.keys_at(state.at)) for state in states if state.weights]
     if weights and all(_is_aside(row) for row in weights):
         # Statistics look like weights; parameters with other keys beside them still belong to a model.
-        rest = [Candidate(state.at, None, names.get(state.at, ())) for state in states if not state.weights]
+        rest = [Candidate(state.at, None, checkpoint.keys_at(state.at)) for state in states if not state.weights]
         weights += [row for row in rest if not _is_aside(row) and checkpoint.shaped(row.at, row.names)]
     full = [row for row in modules if len(modules) + len(weights) == 1 or _has_tensors(row)]
     if full and weights:
@@ -93,7 +92,7 @@ def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
             return next((index for index, address in enumerate(addresses) if is_inside(address, row.at)), 0)
 
         return sorted([*full, *weights], key=place)
-    others = [Candidate(state.at, None, names.get(state.at, ())) for state in states]
+    others = [Candidate(state.at, None, checkpoint.keys_at(state.at)) for state in states]
     return [*full, *weights] or others or modules
 
 
@@ -126,11 +125,11 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
             item = checkpoint.tree.at(at)
             if torch_module.is_module(item):
                 return Candidate(at, item)
-    names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
-    if at in names:
-        return Candidate(at, None, names[at])
+    if checkpoint.names_at(at) is not None:
+        return Candidate(at, None, checkpoint.keys_at(at))
     known_ats = [row.at for row in rows]
-    addresses = list(dict.fromkeys([*known_ats, *names]))
+    others = [site.at for site in checkpoint.sites if site.kind == "state_dict"]
+    addresses = list(dict.fromkeys([*known_ats, *others]))
     from difflib import get_close_matches
 
     near = tuple(get_close_matches(at, addresses, 3, 0.4)) or tuple(known_ats[:8])
