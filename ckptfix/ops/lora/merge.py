@@ -63,8 +63,21 @@ from ckptfix.words import plural, some
 PREFIX = "base_model.model."
 """The beginning of a name of the base in a model of PEFT."""
 
+TYING = "ensure_weight_tying"
+"""The setting of PEFT with which an adapter of the embedding is one of the output layer too."""
+
 TIED = "tie_word_embeddings"
 """The setting of config.json with which transformers makes the output layer the embedding again."""
+
+HEADS = ("lm_head", "embed_out")
+"""Names of output layers that transformers ties to the embedding."""
+
+HEAD_OF: Mapping[str, str] = {
+    "model.embed_tokens.weight": "lm_head.weight",
+    "transformer.wte.weight": "lm_head.weight",
+    "gpt_neox.embed_in.weight": "embed_out.weight",
+}
+"""Key of an embedding -> that of the output layer that is tied to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,7 @@ class Merging:
         replaced: plain keys of those that the adapter replaces.
         used: key in the file -> the tensors that are made of it.
         left: what of the adapters is not merged, because of ``only``.
+        apart: plain keys of output layers that are no longer tied to the embedding, which an adapter changes.
     """
 
     at: str
@@ -101,6 +115,7 @@ class Merging:
     replaced: dict[str, str] = field(default_factory=dict)
     used: dict[str, list[TensorEntry]] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -345,8 +360,43 @@ def plan_merge(
     if change is None:
         _refuse_codes(checkpoint, {key: entries[key] for key in touched})
     to = None if dtype is None else dtype_of(dtype)
+    apart = _apart(checkpoint, view, updates, wholes, given)
+    done.apart.extend(apart)
     _put(checkpoint, done, entries, plain, view, updates, wholes, to, change)
+    for head, embedding in apart.items():
+        if head not in plain:
+            own = view[embedding]
+            assert own is not None
+            storage = _copied(own, to or own.dtype, "of the output layer")
+            done.added[head] = TensorEntry(head, at, storage, storage.dtype, own.shape, contiguous_stride(own.shape))
     return done
+
+
+def _apart(
+    checkpoint: Checkpoint,
+    view: Mapping[str, TensorEntry | None],
+    updates: Mapping[str, Sequence[Update]],
+    wholes: Mapping[str, tuple[TensorEntry, Given]],
+    given: Sequence[Given],
+) -> dict[str, str]:
+    """Return output layers that are tied to an embedding which an adapter changes alone, each with that embedding.
+
+    In the model that PEFT trained, the output layer is the embedding of the base, without the adapter
+    (peft/tuners/tuners_utils.py, ``tie_word_embeddings``), unless ``ensure_weight_tying`` is set.
+    """
+    config = quantized.json_beside(checkpoint, quantized.CONFIG)
+    if not config or config.get(TIED, True) is False or any(one.adapter.config.get(TYING) for one in given):
+        return {}
+    made: dict[str, str] = {}
+    for name in (*updates, *wholes):
+        head, own = HEAD_OF.get(name, ""), view.get(name)
+        if not head or own is None or head in updates or head in wholes:
+            continue
+        other = view.get(head)
+        is_tied = other is None or (same_place(other) is not None and same_place(other) == same_place(own))
+        if is_tied and (name not in wholes or wholes[name][0].shape == own.shape):
+            made[head] = name
+    return made
 
 
 def _refuse_codes(checkpoint: Checkpoint, entries: Mapping[str, TensorEntry]) -> None:
@@ -536,6 +586,7 @@ def _put(
         dtype = to or entry.dtype
         place = same_place(entry) or entry.name
         others = [other for other in ties.get(same_place(entries[key]), ()) if other != key] if change is None else []
+        others = [other for other in others if done.renamed.get(other, other) not in done.apart]
         sources = [*_own(start, change, entries[key]), *_tensors(rows)]
         used = _matrix(start)
         data = stream(Merged(used, rows), dtype, sources)
@@ -592,12 +643,12 @@ def _tensors(rows: Sequence[Update]) -> Iterator[TensorEntry]:
         yield from one.module.tensors.values()
 
 
-def _copied(entry: TensorEntry, dtype: str) -> Storage:
-    """Return the storage of a tensor that replaces one of the base, in its dtype."""
+def _copied(entry: TensorEntry, dtype: str, what: str = "of the adapter") -> Storage:
+    """Return the storage of a tensor that the base has not, or another one, in a dtype; `what` is a part of its key."""
     assert entry.storage is not None
     used = _matrix(entry) if entry.shape else replace(entry, shape=(1, 1), stride=(1, 1))
     data = stream(Merged(used, ()), dtype, [entry])
-    return Storage(f"{entry.storage.key} of the adapter", dtype, data.length, "cpu", data)
+    return Storage(f"{entry.storage.key} {what}", dtype, data.length, "cpu", data)
 
 
 def _draft(
@@ -639,6 +690,8 @@ def _draft(
         lines.append(f"from the adapter: {some(list(done.replaced))}")
     if change is not None:
         lines += change.lines(folder=bool(along))
+    if done.apart:
+        lines.append(f"{some(done.apart)} is the embedding of the base, as in the model that was trained")
     if done.left:
         lines.append(f"not merged, as requested: {some(done.left)}")
     if untied:
@@ -739,8 +792,8 @@ def _untied(
     transformers would make it the embedding again.
     """
     config = quantized.json_beside(checkpoint, quantized.CONFIG)
-    heads = [name for name in done.replaced if name.rpartition(".")[0].rpartition(".")[2] in ("lm_head", "embed_out")]
-    heads += [name for name in done.merged if name.endswith(("lm_head.weight", "embed_out.weight"))]
+    changed = (*done.replaced, *done.merged, *done.apart)
+    heads = [name for name in changed if name.rpartition(".")[0].rpartition(".")[2] in HEADS]
     if not heads or config.get(TIED, True) is False or not config:
         return tuple(files), None
     text = json.dumps({**config, TIED: False}, indent=2, ensure_ascii=False) + "\n"

@@ -330,6 +330,44 @@ def test_an_output_layer_that_is_no_longer_the_embedding(tmp_path: Path) -> None
     assert json.loads((tmp_path / "out/config.json").read_text()) == {"tie_word_embeddings": False}
 
 
+EMBEDDING = "base_model.model.model.embed_tokens"
+ON_EMBEDDING: dict[str, Tensors] = {
+    "replaced": {f"{EMBEDDING}.weight": torch.full((6, 4), 7.0)},
+    "updated": {f"{EMBEDDING}.lora_embedding_A": torch.ones(2, 6), f"{EMBEDDING}.lora_embedding_B": torch.ones(4, 2)},
+}
+"""Adapters that change an embedding, beside one of a layer."""
+
+
+@pytest.mark.parametrize("kind", ON_EMBEDDING)
+@pytest.mark.parametrize("stored", ["one key", "both keys"])
+@pytest.mark.parametrize("tying", [False, True])
+def test_an_adapter_of_a_tied_embedding_leaves_the_output_layer(
+    kind: str, stored: str, tying: bool, tmp_path: Path
+) -> None:
+    """In the model that PEFT trains, only the embedding is changed; ensure_weight_tying says otherwise."""
+    home, adapter = tmp_path / "model", tmp_path / "adapter"
+    home.mkdir()
+    adapter.mkdir()
+    (home / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
+    table = torch.arange(24.0).reshape(6, 4)
+    weights = {"model.embed_tokens.weight": table, "model.fc.weight": torch.zeros(4, 4)}
+    if stored == "both keys":
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    torch.save(weights, home / "pytorch_model.bin")
+    ends = {"lora_A.weight": torch.ones(2, 4), "lora_B.weight": torch.ones(4, 2)}
+    layer = {f"base_model.model.model.fc.{end}": value for end, value in ends.items()}
+    save_file(layer | ON_EMBEDDING[kind], adapter / "adapter_model.safetensors")
+    config = {"r": 2, "lora_alpha": 2, "ensure_weight_tying": tying}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    ckptfix.lora_merge(home, [adapter], tmp_path / "out")
+    made = torch.load(tmp_path / "out/pytorch_model.bin")
+    wanted = torch.full((6, 4), 7.0) if kind == "replaced" else table + 2
+    assert torch.equal(made["model.embed_tokens.weight"], wanted)
+    if not tying:
+        assert torch.equal(made["lm_head.weight"], table)
+    assert json.loads((tmp_path / "out/config.json").read_text()) == {"tie_word_embeddings": tying}
+
+
 @pytest.mark.parametrize("to", ["peft", "kohya", "diffusers", "comfy"])
 @pytest.mark.parametrize("name", ["peft", "kohya", "mlx"])
 def test_a_converted_adapter_makes_the_same_model(small: Path, tmp_path: Path, name: str, to: Any) -> None:
