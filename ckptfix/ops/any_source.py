@@ -136,6 +136,13 @@ def _with_names(names: Mapping[str, str], kind: object, error: BaseException | N
             error.hint = error.hint.replace(name, names[name])
 
 
+def _with_source(source: str, names: Mapping[str, str], kind: object, error: BaseException | None, *rest: Any) -> None:
+    """As `_with_names`; an error about a planned file with the name of the output is one about the source."""
+    if isinstance(error, CkptfixError) and isinstance(error.path, Virtual):
+        error.path = source
+    _with_names(names, kind, error, *rest)
+
+
 def _lacks_object(path: str, format: Format) -> bool:
     """Return whether this is a zip that is taken for a checkpoint, and has no pickle."""
     if format.folder or not format.edits:
@@ -382,7 +389,7 @@ def carry_out(
             several=several,
             amend=amend,
         )
-        stack.push(lambda *left: _with_names(dict.fromkeys(run.names - {path, run.dest}, path), *left))
+        stack.push(lambda *left: _with_source(path, dict.fromkeys(run.names - {path, run.dest}, path), *left))
         try:
             made = _written(run, finish, how, path, headline=headline)
         except Refused as error:

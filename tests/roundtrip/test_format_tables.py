@@ -223,6 +223,27 @@ def test_layers_of_keras_by_their_classes(tmp_path: Path) -> None:
     })  # fmt: skip
 
 
+SEPARABLE: dict[str, tuple[str, str, str, str, str]] = {
+    "hdf5": ("m.s.", ".", "depthwise_kernel", "pointwise_kernel", "bias"),
+    "keras": ("layers.separable_conv2d_1.", ".", "vars.0", "vars.1", "vars.2"),
+    "tensorflow": ("m/s/", "/", "depthwise_weights", "pointwise_weights", "biases"),
+}
+"""Format -> the name of a layer, the dot, and the ends of its variables."""
+
+
+@pytest.mark.parametrize("writer", SEPARABLE)
+def test_separable_convolutions(writer: str, tmp_path: Path) -> None:
+    front, dot, deep, point, bias = SEPARABLE[writer]
+    arrays, made = as_torch(writer, {
+        front + deep: (3, 5, 4, 1), front + point: (1, 1, 4, 6), front + bias: (6,)
+    }, tmp_path)  # fmt: skip
+    assert equal(made, {
+        f"{front}weight": arrays[front + deep].transpose(2, 3, 0, 1),
+        f"{front}pointwise{dot}weight": arrays[front + point].transpose(3, 2, 0, 1),
+        f"{front}bias": arrays[front + bias],
+    })  # fmt: skip
+
+
 @pytest.mark.parametrize("end", ["", "/.ATTRIBUTES/VARIABLE_VALUE"])
 def test_layers_of_tensorflow(end: str, tmp_path: Path) -> None:
     shapes = {"net/c/kernel": (3, 5, 2, 4), "net/d/_kernel": (4, 6), "net/n/gamma": (4,), "net/n/moving_mean": (4,)}

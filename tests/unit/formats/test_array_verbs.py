@@ -46,6 +46,22 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(commands, [str(word) for word in words])
 
 
+REFUSED: dict[str, tuple[str, ...]] = {
+    "rename": ("--sub", "none=x"), "select": ("--drop", "none*"), "cast": ("--to", "bfloat16", "--only", "none*"),
+    "convert": ("--names", "meta:hf"), "lora merge": (),
+}  # fmt: skip
+"""Command -> options with which it refuses the arrays."""
+
+
+@pytest.mark.parametrize("verb", REFUSED)
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_errors_name_the_input_and_not_the_output(verb: str, suffix: str, tmp_path: Path) -> None:
+    """The steps of a command work on files that are planned, one of which has the name of the output."""
+    path, out = made("npz", tmp_path), tmp_path / f"out{suffix}"
+    done = run(*verb.split(), path, "-o", out, *REFUSED[verb])
+    assert done.exit_code == 2 and str(path) in done.stderr and str(out) not in done.stderr
+
+
 @every
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_command_takes_every_kind(kind: str, verb: str, tmp_path: Path) -> None:
