@@ -170,7 +170,7 @@ FOLDERS: tuple[FindingKind, ...] = (
         "Loaders of models do not read them, and each program knows some of the layouts.",
         (E.NO_MODEL_FILE,),
         "`ckptfix lora info FILE` shows it; `ckptfix lora merge BASE FILE -o OUT` makes a whole model, and "
-        "`ckptfix lora convert FILE OUT --to peft|kohya|diffusers|comfy` writes another layout",
+        "`ckptfix lora convert FILE OUT --to LAYOUT` writes that of peft, kohya, diffusers or comfy",
     ),
     FindingKind(
         "adapter-names", "warning", "an adapter whose names or configuration its loader does not accept",
@@ -181,7 +181,8 @@ FOLDERS: tuple[FindingKind, ...] = (
         "own. Most loaders only warn, and the adapter then has no effect. `lora convert` writes the form that the "
         "loader reads, with rank and targets as the tensors have them.",
         (E.PEFT_ADAPTER, E.DIFFUSERS_LORA, E.KOHYA_LORA, E.COMFY_LORA, E.SHAPES),
-        "`ckptfix lora convert {source} OUT --to peft|kohya|diffusers|comfy` writes the form that the loader reads",
+        "`ckptfix lora convert {source} OUT --to LAYOUT` writes the form that the loader reads: peft, kohya, diffusers "
+        "or comfy",
     ),
     FindingKind(
         "adapter-base", "warning", "weights of a model of PEFT, with the layers that PEFT put around the base's",

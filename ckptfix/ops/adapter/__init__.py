@@ -434,7 +434,7 @@ def _wrong_rank(modules: Mapping[str, AdapterModule], config: Mapping[str, Any])
     ranks: dict[tuple[int, int], list[str]] = {}
     for row in modules.values():
         stated = _pattern(config.get("rank_pattern"), row.path, config.get("r"))
-        if isinstance(stated, int) and row.rank is not None and row.rank != stated:
+        if isinstance(stated, int) and row.rank and row.rank != stated:
             ranks.setdefault((stated, row.rank), []).append(row.path)
     for (stated, rank), paths in sorted(ranks.items())[:1]:
         others = sorted({rank for _, rank in ranks})

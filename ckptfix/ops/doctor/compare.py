@@ -773,7 +773,8 @@ def _trained_whole(side: MessageSide) -> list[str]:
 
 _OTHER_LORA = (
     "load it with the base model that it was trained on, and a recent release of the program, which knows more forms "
-    "of LoRA; or write the form that it reads: ckptfix lora convert {source} OUT --to peft|kohya|diffusers|comfy"
+    "of LoRA; or write the form that it reads: `ckptfix lora convert {source} OUT --to LAYOUT`, with peft, kohya, "
+    "diffusers or comfy"
 )
 
 

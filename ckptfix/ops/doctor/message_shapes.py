@@ -52,6 +52,9 @@ def say_conflicts(checkpoint: Checkpoint, side: MessageSide, answer: Answer) -> 
     for says in (_say_rows, _say_reshaped, _say_lora, _say_positions):
         rows = says(checkpoint, side, rows, answer)
     if rows:
+        if all(row.saved == (0,) for row in rows):
+            answer.say("zero-size", f"{_shapes(rows)}: the file does not hold its values")
+            return
         note = _shape_note(rows)
         answer.unlike |= note == _CONFIGURATION
         answer.say("shape-mismatch", _shapes(rows) + note)
@@ -117,7 +120,7 @@ def vocabulary(checkpoint: Checkpoint, rows: Says) -> tuple[Says, str, list[str]
     tokens = tokens_of(checkpoint)
     evidence = f"; config.json says {config:,}" if isinstance(config, int) else ""
     evidence += f", the tokenizer has {tokens:,} tokens" if tokens else ""
-    padded = saved > wanted and saved % 8 == 0 and saved - wanted < 512 and (tokens is None or tokens <= wanted)
+    padded = saved in _padded(wanted) and (tokens is None or tokens <= wanted)
     if saved < wanted:
         why = "the model has more: it was resized for new tokens, or padded; new rows are zeros until they are trained"
     elif padded:
@@ -130,6 +133,11 @@ def vocabulary(checkpoint: Checkpoint, rows: Says) -> tuple[Says, str, list[str]
     rules = [f"{name} -> {name} | rows from={saved} to={wanted}{fill}" for name in names]
     message = f"the vocabulary has {saved:,} rows here ({about[0].name}), and {wanted:,} in the model{evidence}: {why}"
     return about, message, rules
+
+
+def _padded(rows: int) -> set[int]:
+    """Return the numbers of rows to which libraries pad a vocabulary: the next multiples of powers of two."""
+    return {-(-rows // (1 << power)) << power for power in range(3, 11)} - {rows}
 
 
 _OF_TEXT = ("embed_tokens", "wte", "word_embeddings", "embed_in", "shared")
