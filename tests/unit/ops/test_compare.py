@@ -119,6 +119,26 @@ def test_the_vocabulary_with_the_evidence_beside_the_file(tmp_path: Path) -> Non
     assert line.step.get("lines") == tuple(rows[1:])
 
 
+@pytest.mark.parametrize(("saved_rows", "wanted", "padded"), [
+    (304, 300, True), (320, 300, True), (512, 300, True), (336, 320, False), (328, 300, False), (301, 300, False),
+])  # fmt: skip
+def test_rows_of_padding_are_those_up_to_a_multiple(saved_rows: int, wanted: int, padded: bool, tmp_path: Path) -> None:
+    """CodeLlama has 16 tokens more than Llama 2, whose 32,000 rows need no padding."""
+    path = saved(tmp_path, {"tok_embeddings.weight": (saved_rows, 8)})
+    done = ckptfix.doctor(path, error=mismatch("tok_embeddings.weight", (saved_rows, 8), (wanted, 8)))
+    assert ("padded to a round number" in done.sentence) == padded
+    assert (f"resized for {saved_rows - wanted} new tokens" in done.sentence) == (not padded)
+
+
+def test_shapes_of_zero_are_values_that_no_rank_gathered(tmp_path: Path) -> None:
+    front = "base_model.model.model.layers.0.q_proj"
+    torch.save({f"{front}.lora_{one}.weight": torch.zeros(0) for one in "AB"}, tmp_path / "adapter_model.bin")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 16, "lora_alpha": 16, "target_modules": ["q_proj"]}))
+    done = ckptfix.doctor(tmp_path, error=mismatch(f"{front}.lora_B.default.weight", (0,), (8, 16)))
+    assert done.cause is not None and done.cause.id == "zero-size" and "configuration" not in done.sentence
+    assert "adapter-names" not in {row.id for row in done.findings}
+
+
 def test_a_head_of_other_classes_is_said_to_be_one(tmp_path: Path) -> None:
     path = saved(tmp_path, {"features.weight": (4, 3), "fc.weight": (1000, 4), "fc.bias": (1000,)})
     message = "\n".join([mismatch("fc.weight", (1000, 4), (10, 4)), mismatch("fc.bias", (1000,), (10,))])
