@@ -28,6 +28,7 @@ from ckptfix.ops.lora.convert import written_module
 from ckptfix.ops.lora.factors import factors, refactored
 from ckptfix.ops.lora.layouts import To, Writer, WrittenModule, made, plan
 from ckptfix.ops.lora.merge import opened
+from ckptfix.ops.lora.targets import CONV1D, has_conv1d
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file
 from ckptfix.words import plural, some
 
@@ -114,8 +115,11 @@ def lora_extract(
         if not shared:
             raise Refused("the two models have no key in common", path=file_name(tuned),
                           hint="`ckptfix match` renames the keys of one")  # fmt: skip
+        conv1d = to == "peft" and has_conv1d({key: entry.shape for key, entry in mine.items()})
         for key in shared:
-            row = _extracted(mine[key], others[key], rank, kind, chosen=not only or wanted.match(key))
+            turned = conv1d and key.removesuffix(".weight").rpartition(".")[2] in CONV1D
+            chosen = not only or wanted.match(key)
+            row = _extracted(mine[key], others[key], rank, kind, chosen=chosen, turned=turned)
             if isinstance(row, str):
                 left.append(row)
             elif row is not None:
@@ -130,7 +134,7 @@ def lora_extract(
         whole = sums[0] / sums[1] if sums[1] else 1.0
         return _draft(made_rows, energy, whole, rank, to, prefix, path, dest, left, [one, two],
                       [f"extracted {plural(len(made_rows), 'module')} of rank {rank}: {whole:.2%} of the difference"],
-                      base=file_name(base))  # fmt: skip
+                      base=file_name(base), settings={"fan_in_fan_out": conv1d})  # fmt: skip
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with ExitStack() as stack:
@@ -149,9 +153,13 @@ def _weights(checkpoint: Checkpoint) -> dict[str, TensorEntry]:
 
 
 def _extracted(
-    one: TensorEntry, two: TensorEntry, rank: int, dtype: str | None, *, chosen: bool
+    one: TensorEntry, two: TensorEntry, rank: int, dtype: str | None, *, chosen: bool, turned: bool
 ) -> tuple[WrittenModule, float, float] | str | None:
-    """Return a module with its energy and the squares of the difference; a key that is left out; None if equal."""
+    """Return a module with its energy and the squares of the difference; a key that is left out; None if equal.
+
+    Args:
+        turned: the weight has the inputs in its rows.
+    """
     import numpy
 
     row = dtypes.find(one.dtype)
@@ -174,14 +182,15 @@ def _extracted(
         return one.key
     if size <= SMALLEST * float(numpy.abs(first).max(initial=0)):
         return None
-    matrix = delta.reshape(len(delta), -1)
+    matrix = delta.T if turned else delta.reshape(len(delta), -1)
     made_of = factors(matrix, rank)
     squares = float(numpy.einsum("ij,ij->", matrix, matrix))
     path = one.key.removesuffix(".weight")
     kind = dtype or (one.dtype if one.dtype in ("float16", "bfloat16", "float32") else "float32")
     kernel = one.shape[2:]
     used = made_of.up.shape[1]
-    down = made("down", made_of.down.reshape(used, *one.shape[1:]), kind)
+    inputs = one.shape[:1] if turned else one.shape[1:]
+    down = made("down", made_of.down.reshape(used, *inputs), kind)
     up = made("up", made_of.up.reshape(len(matrix), used, *(1,) * len(kernel)), kind)
     return WrittenModule("", path, down, up, 1.0), made_of.energy, squares
 
@@ -257,13 +266,18 @@ def lora_resize(
             pairs["ss_network_dim"] = str(rank)
             alphas = {one.scale * one.rank for one in rows}
             pairs["ss_network_alpha"] = f"{alphas.pop():g}" if len(alphas) == 1 else "Dynamic"
+        own = {key: value for key, value in found.config.items() if key not in _OF_RANK} if to == "peft" else {}
         return _draft(rows, energy, whole, rank, to, None, path, dest, [], [found.checkpoint], [line],
-                      base=found.base_model, tensors=tensors, pairs=pairs)  # fmt: skip
+                      base=found.base_model, tensors=tensors, pairs=pairs, settings=own)  # fmt: skip
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     from ckptfix.formats.target import of_suffix
 
     return carry_out_file(source, dest, make, how, folder=of_suffix(str(dest)) is None)
+
+
+_OF_RANK = frozenset({"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"})
+"""Settings of an adapter of PEFT that another rank changes; rsLoRA divides by the root of it."""
 
 
 def _draft(
@@ -282,9 +296,12 @@ def _draft(
     base: str | None,
     tensors: Mapping[str, TensorEntry] | None = None,
     pairs: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Draft[LoraExtractResult]:
     writer = Writer(to, prefix)
     writer.write(rows, tensors or {}, base)
+    if writer.config is not None:
+        writer.config |= settings or {}
     done, format = plan(writer, path, dest, {"format": "pt", **(pairs or {})})
     worst = min(energy, key=lambda name: energy[name])
     said = [*lines, f"least: {energy[worst]:.2%} of {worst}"]

@@ -37,13 +37,13 @@ from ckptfix.names import adapters as names_of
 from ckptfix.names.globs import Globs
 from ckptfix.ops import adapter as reading
 from ckptfix.ops import choose, quantized
-from ckptfix.ops.adapter import Adapter, AdapterModule
+from ckptfix.ops.adapter import Adapter, AdapterModule, target_of
 from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise, listed
 from ckptfix.ops.cast import dtype_of, plan_cast
 from ckptfix.ops.dequantize.plan import Dequantization, dequantized
 from ckptfix.ops.lora.records import KEY, digest_of_adapter, digest_of_base, recorded, with_rows
-from ckptfix.ops.lora.targets import LEVELS, Base, Place, Targets, refuse_others, resolved
+from ckptfix.ops.lora.targets import CONV1D, LEVELS, Base, Place, Targets, has_conv1d, refuse_others, resolved
 from ckptfix.ops.lora.updates import EPSILON, Merged, Update, misfit, size_of, stream
 from ckptfix.ops.rename.objects import edit_site
 from ckptfix.ops.rename.transform import StateDictChange
@@ -461,25 +461,25 @@ def _turned(
 ) -> Mapping[str, bool]:
     """Return for each module whether the base has the inputs in its rows (`transformers.Conv1D`).
 
-    Sizes decide. For a square weight the configuration does, or else the other modules.
+    Sizes decide. For a square weight the other modules do, or else the configuration: PEFT itself sets
+    ``fan_in_fan_out`` by the class of each layer, whatever the configuration states.
     """
-    stated = adapter.config.get("fan_in_fan_out")
     found: dict[str, bool] = {}
+    squares: list[str] = []
     for row in modules:
         size = size_of(row)
-        if size is None or row.is_embedding or size[0] == size[1]:
+        if size is None or row.is_embedding:
             continue
-        for place in targets.places[row.name]:
-            shape = base.entries[place.key].shape
-            if len(shape) == 2 and place.rows == shape[0] and tuple(shape) == size[::-1]:
-                found[row.name] = True
-    square = bool(stated) if stated is not None else bool(found)
-    for row in modules:
-        size = size_of(row)
-        if size is not None and size[0] == size[1] and not row.is_embedding:
-            shapes = [base.entries[place.key].shape for place in targets.places[row.name]]
-            found[row.name] = square and all(tuple(shape) == size for shape in shapes)
-    return found
+        shapes = [base.entries[place.key].shape for place in targets.places[row.name]]
+        if size[0] == size[1]:
+            squares += [row.name] if all(tuple(shape) == size for shape in shapes) else []
+            continue
+        whole = all(place.rows == base.entries[place.key].shape[0] for place in targets.places[row.name])
+        found[row.name] = whole and any(tuple(shape) == size[::-1] for shape in shapes)
+    turned = any(found.values()) if found else bool(adapter.config.get("fan_in_fan_out"))
+    if not turned and squares and has_conv1d({key: entry.shape for key, entry in base.entries.items()}):
+        return found | {name: target_of(adapter.modules[name]) in CONV1D for name in squares}
+    return found | dict.fromkeys(squares, turned)
 
 
 def _add(

@@ -25,10 +25,19 @@ WEIGHT, IN_PROJ = ".weight", "_weight"
 LEVELS = (".linear", ".to_wrap")
 """Levels that LitGPT and NeMo put around a layer of the base, where its file has them."""
 
+CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
+"""Layers of `transformers.Conv1D`, whose weights have the inputs in their rows."""
+
 DROPPED = 3
 """Components at the front of a path that the base may lack."""
 
 MOST_SHOWN = 5
+
+
+def has_conv1d(shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether a model has layers of `transformers.Conv1D`, as the shape of queries, keys and values shows."""
+    fused = (shape for key, shape in shapes.items() if key.endswith("c_attn.weight"))
+    return any(len(shape) == 2 and shape[1] == 3 * shape[0] for shape in fused)
 
 
 class Place(NamedTuple):

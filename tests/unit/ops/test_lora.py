@@ -330,6 +330,65 @@ def test_an_output_layer_that_is_no_longer_the_embedding(tmp_path: Path) -> None
     assert json.loads((tmp_path / "out/config.json").read_text()) == {"tie_word_embeddings": False}
 
 
+def of_gpt2(folder: Path) -> tuple[Tensors, Tensors, Path]:
+    """A base of transformers.Conv1D with a square weight, the merged weights, and an adapter as PEFT saves it."""
+    torch.manual_seed(0)
+    layers = {"transformer.h.0.attn.c_attn": 12, "transformer.h.0.attn.c_proj": 4}
+    weights = {f"{name}.weight": torch.randn(4, width) for name, width in layers.items()}
+    ends: Tensors = {}
+    wanted: Tensors = {}
+    for name, width in layers.items():
+        down, up = torch.randn(2, 4), torch.randn(width, 2)
+        ends |= {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up}
+        wanted[f"{name}.weight"] = weights[f"{name}.weight"] + 3 * (up @ down).T
+    save_file(weights, folder / "base.safetensors")
+    home = folder / "adapter"
+    home.mkdir()
+    save_file(ends, home / "adapter_model.safetensors")
+    config = {"r": 2, "lora_alpha": 6, "target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "task_type": "X"}
+    (home / "adapter_config.json").write_text(json.dumps(config))
+    return weights, wanted, home
+
+
+@pytest.mark.parametrize("stated", [True, False, None])
+@pytest.mark.parametrize("alone", [True, False])
+def test_square_weights_of_conv1d(stated: bool | None, alone: bool, tmp_path: Path) -> None:
+    """PEFT sets fan_in_fan_out by the class of each layer, so the base decides."""
+    weights, wanted, home = of_gpt2(tmp_path)
+    config = json.loads((home / "adapter_config.json").read_text())
+    config["fan_in_fan_out"] = stated
+    (home / "adapter_config.json").write_text(json.dumps(config))
+    if alone:
+        ends = load_file(home / "adapter_model.safetensors")
+        save_file({key: row for key, row in ends.items() if "c_proj" in key}, home / "adapter_model.safetensors")
+        wanted["transformer.h.0.attn.c_attn.weight"] = weights["transformer.h.0.attn.c_attn.weight"]
+    ckptfix.lora_merge(tmp_path / "base.safetensors", [home], tmp_path / "out.safetensors")
+    made = load_file(tmp_path / "out.safetensors")
+    assert all(torch.allclose(made[key], row, atol=1e-5) for key, row in wanted.items())
+
+
+def test_a_resized_adapter_keeps_its_settings(tmp_path: Path) -> None:
+    _, wanted, home = of_gpt2(tmp_path)
+    ckptfix.lora_resize(home, tmp_path / "new", rank=4)
+    config = json.loads((tmp_path / "new/adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["fan_in_fan_out"], config["task_type"]) == (4, 12, True, "X")
+    ckptfix.lora_merge(tmp_path / "base.safetensors", [tmp_path / "new"], tmp_path / "out.safetensors")
+    made = load_file(tmp_path / "out.safetensors")
+    assert all(torch.allclose(made[key], row, atol=1e-4) for key, row in wanted.items())
+
+
+def test_an_adapter_extracted_of_conv1d_has_the_shapes_of_peft(tmp_path: Path) -> None:
+    _, wanted, home = of_gpt2(tmp_path)
+    save_file(wanted, tmp_path / "tuned.safetensors")
+    ckptfix.lora_extract(tmp_path / "base.safetensors", tmp_path / "tuned.safetensors", tmp_path / "new", rank=2)
+    made, real = (load_file(one / "adapter_model.safetensors") for one in (tmp_path / "new", home))
+    assert {key: row.shape for key, row in made.items()} == {key: row.shape for key, row in real.items()}
+    assert json.loads((tmp_path / "new/adapter_config.json").read_text())["fan_in_fan_out"] is True
+    ckptfix.lora_merge(tmp_path / "base.safetensors", [tmp_path / "new"], tmp_path / "out.safetensors")
+    same = load_file(tmp_path / "out.safetensors")
+    assert all(torch.allclose(same[key], row, atol=1e-4) for key, row in wanted.items())
+
+
 EMBEDDING = "base_model.model.model.embed_tokens"
 ON_EMBEDDING: dict[str, Tensors] = {
     "replaced": {f"{EMBEDDING}.weight": torch.full((6, 4), 7.0)},
