@@ -252,6 +252,8 @@ FORMS: tuple[MessageForm, ...] = (
     MessageForm("transformers", r"and are newly initialized[^:\n]{0,40}:", "missing", _any),
     MessageForm("PEFT", r"missing adapter keys while loading the checkpoint:?", "missing", _any),
     MessageForm("PEFT", r"led to (unexpected|missing) keys [^:\n]{0,60}:", None, _any),
+    MessageForm("MLX", r"received \d+ parameters not in model:", "unexpected", _bare),
+    MessageForm("MLX", r"missing \d+ parameters:", "missing", _bare),
     MessageForm("torchtune", rf"missing (?:LoRA )?key {_ONE} from adapter", "missing", first_only=True),
     MessageForm("diffusers", r"because the following keys are missing:", "missing", _bare),
     MessageForm("vLLM", r"weights were not initialized from checkpoint:", "missing", _any),
@@ -295,6 +297,7 @@ CONFLICTS: tuple[tuple[str, str], ...] = (
                      rf"[^\n]*?ckpt:? *{_SAVED} vs model:? *{_WANTED}"),
     ("accelerate", rf"Trying to set a tensor of shape {_SAVED} in [\"']?(?P<name>[^\s\"']{{1,400}})[\"']? \(which has "
                    rf"shape {_WANTED}\)"),
+    ("MLX", rf"expected shape {_WANTED} but received shape {_SAVED} for parameter (?P<name>[^\s,]{{1,400}})"),
     ("fvcore", rf"'(?P<name>[^'\n]{{1,400}})' has shape {_SAVED} in the checkpoint but {_WANTED} in the model"),
     ("fvcore", rf"skip loading parameter '(?P<name>[^']+)' [^\n]{{0,60}}?{_SAVED} in the checkpoint but {_WANTED}"),
     ("DCP", rf"size mismatch between saved {_SAVED} and current: {_WANTED} for (?P<name>[\w.\-]+\w)"),

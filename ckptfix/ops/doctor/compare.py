@@ -44,7 +44,7 @@ from ckptfix.ops.doctor.message_side import (
 from ckptfix.ops.rename import by_table
 from ckptfix.words import plural
 
-STRICT = frozenset(("torch", "torch before 0.4", "vLLM", "llama.cpp", "Megatron", ""))
+STRICT = frozenset(("torch", "torch before 0.4", "vLLM", "llama.cpp", "Megatron", "MLX", ""))
 """Frameworks whose loaders refuse a key that the model lacks; the others only list it."""
 
 MOST_LINES = 12

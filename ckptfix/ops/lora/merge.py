@@ -365,10 +365,11 @@ def plan_merge(
     _put(checkpoint, done, entries, plain, view, updates, wholes, to, change)
     for head, embedding in apart.items():
         if head not in plain:
-            own = view[embedding]
-            assert own is not None
-            storage = _copied(own, to or own.dtype, "of the output layer")
-            done.added[head] = TensorEntry(head, at, storage, storage.dtype, own.shape, contiguous_stride(own.shape))
+            table = view[embedding]
+            assert table is not None
+            storage = _copied(table, to or table.dtype, "of the output layer")
+            stride = contiguous_stride(table.shape)
+            done.added[head] = TensorEntry(head, at, storage, storage.dtype, table.shape, stride)
     return done
 
 

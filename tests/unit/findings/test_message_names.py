@@ -26,6 +26,7 @@ MISSING_AND_UNEXPECTED = {
     "PEFT": f"Found missing adapter keys while loading the checkpoint: ['{A}'].\nled to unexpected keys not "
     f"found in the "
     f"model: ['{B}']. ",
+    "MLX": f"ValueError: Received 1 parameters not in model: \n{B}.\nValueError: Missing 1 parameters: \n{A}.",
     "ComfyUI": f"unet missing: ['{A}']\nunet unexpected: ['{B}']",
     "Forge": f"Missing VAE keys ['{A}']\nCLIPTextModel Unexpected: ['{B}']",
     "Megatron": f"Missing keys (not found in the checkpoint): {{'{A}'}}\nUnexpected keys (not found in x): {{'{B}'}}",
@@ -77,6 +78,7 @@ SHAPES = {
     "fvcore": f"Skip loading parameter '{A}' to the model due to incompatible shapes: (3, 4) in the "
     f"checkpoint but (2, 4) in "
     "the model!",
+    "MLX": f"ValueError: Expected shape (2, 4) but received shape (3, 4) for parameter {A}",
     "DCP": f"Size mismatch between saved torch.Size([3, 4]) and current: torch.Size([2, 4]) for {A}",
 }
 

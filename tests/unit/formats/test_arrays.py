@@ -195,7 +195,7 @@ class OfPaddle:
 def test_bfloat16_of_paddle(protocol: int, nested: bool, tmp_path: Path) -> None:
     """Paddle stores bfloat16 as uint16, which it has no type for."""
     bits = np.array([[1.5, -2.0]], ml_dtypes.bfloat16).view("u2")
-    value = {"model": {"w": OfPaddle(bits)}, "epoch": 3} if nested else {"w": bits}
+    value: dict[str, Any] = {"model": {"w": OfPaddle(bits)}, "epoch": 3} if nested else {"w": bits}
     if not nested:
         value["StructuredToParameterName@@"] = {"w": "linear_0.w_0"}
     (tmp_path / "m.pdparams").write_bytes(pickle.dumps(value, protocol))
@@ -476,7 +476,10 @@ def test_onnx_numbers_in_several_pieces(tmp_path: Path) -> None:
     half = proto((1, 3), (2, 22), (8, b"half"), (5, varint(0xF1) + varint(0x02)))
     (tmp_path / "m.onnx").write_bytes(onnx_model(mixed, half))
     checkpoint = open_checkpoint(tmp_path / "m.onnx")
-    data = {entry.key: b"".join(read_chunks(entry.storage.data)) for entry in checkpoint.entries if entry.storage}
+    data = {}
+    for entry in checkpoint.entries:
+        assert entry.storage is not None and entry.storage.data is not None
+        data[entry.key] = b"".join(read_chunks(entry.storage.data))
     assert data["mixed"] == np.array([1, 2, 3, 4], "<i4").tobytes()
     assert data["half"] == b"\xf1\x02"
     assert [row.message for row in checkpoint.findings if row.where == "half"] == [
