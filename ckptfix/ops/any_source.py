@@ -137,7 +137,7 @@ def _with_names(names: Mapping[str, str], kind: object, error: BaseException | N
 
 
 def _with_source(source: str, names: Mapping[str, str], kind: object, error: BaseException | None, *rest: Any) -> None:
-    """As `_with_names`; an error about a planned file with the name of the output is one about the source."""
+    """Make an error about a planned file one about the source, and replace names as `_with_names` does."""
     if isinstance(error, CkptfixError) and isinstance(error.path, Virtual):
         error.path = source
     _with_names(names, kind, error, *rest)
