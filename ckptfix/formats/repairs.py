@@ -54,6 +54,7 @@ class Repair:
         notes: what happened to the file.
         left_out: the parts that can run code, and are not in the plan.
         compared: the kept tensors match their checksums; if not, they are only whole inside the file.
+        any_format: the output has the format that its suffix names, or else `format`.
     """
 
     format: str
@@ -63,6 +64,7 @@ class Repair:
     plan_to: Callable[[str], Plan] = field(repr=False)
     left_out: tuple[LeftOut, ...] = ()
     compared: bool = False
+    any_format: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -208,7 +208,7 @@ def checkpoint_of(
             continue
         if array.dtype is None:
             message = f"torch has no type for {array.kind}; read as {array.data.length} raw bytes"
-            noted.append(found("unknown-dtype", message, where=entry.name, offset=offset))
+            noted.append(found("unknown-dtype", message, where=entry.name, offset=offset, fix=step("repair")))
         beyond = offset is not None and offset + array.data.length > sizes[file_of(array.data)]
         if offset is not None and beyond:
             left = max(sizes[file_of(array.data)] - offset, 0)

@@ -207,7 +207,7 @@ class Writer:
                           hint="--to kohya keeps it")  # fmt: skip
         if self.to == "diffusers":
             raise Refused(f"diffusers has no spelling for {module.products.method}: {module.path}",
-                          hint="merge it with lora merge, or --to peft|kohya|comfy")  # fmt: skip
+                          hint="merge it with lora merge, or choose --to peft, kohya or comfy")  # fmt: skip
 
     def _of_peft(self, module: WrittenModule) -> Iterator[TensorEntry]:
         head = f"{module.container}." if module.container in ("text_encoder", "text_encoder_2") else ""

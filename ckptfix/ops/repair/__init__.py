@@ -18,6 +18,7 @@ from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name
 from ckptfix.formats.base import Format
 from ckptfix.formats.repairs import LostTensor, Repair
+from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names.groups import collapse, shown
@@ -74,7 +75,8 @@ def _takes(format: Format, target: Format) -> bool:
     It makes a torch file of an object in a format that is only read, and of a folder that holds objects.
     """
     becomes_file = "objects" in format.states and (format.folder or not format.edits)
-    return format is target or (becomes_file and "objects" in target.states)
+    arrays = not format.edits and not format.folder and "objects" not in format.states
+    return format is target or (becomes_file and "objects" in target.states) or (arrays and not target.folder)
 
 
 @contextmanager
@@ -158,6 +160,7 @@ def repair(
 
         def make(path: str, dest: str) -> Draft[RepairResult]:
             found, folder = look(path, dest)
+            found = replace(found, format=of_suffix(dest) or found.format) if found.any_format else found
             return _draft(found, replace(found.plan_to(dest), holds=folder), written=not dry_run)
 
         if dest is None or check_only:

@@ -24,6 +24,7 @@ from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, mark, open_source
 from ckptfix.ops import rank_shards
 from ckptfix.ops.layers import Folder, unwrap
+from ckptfix.ops.repair.arrays import is_repairable, repair_arrays
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.folder import repair_folder
 from ckptfix.ops.repair.lost_pickle import repair_raw
@@ -170,6 +171,9 @@ def _repair(
         return repair_safetensors(path, fill=fill, donor=donor)
     able = FORMATS.possible(Beginning(path, head, size), folder=False)
     if any(format.score(path, head, size) for format in able if not format.edits):
+        checkpoint = open_checkpoint(path)
+        if not states(checkpoint, "objects") and is_repairable(checkpoint):
+            return repair_arrays(checkpoint)
         return _of_wreck(_read_whole(path), fill, donor, like)
     if (start := _LEGACY.search(before)) is not None:
         return _of_wreck(read_legacy(path, start.start()), fill, donor, like)

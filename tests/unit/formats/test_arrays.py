@@ -285,6 +285,35 @@ def test_what_is_no_tensor_is_named_and_no_pickle_is_run(tmp_path: Path) -> None
     assert result.tensors == 1
 
 
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_arrays_that_torch_has_no_type_for_do_not_keep_the_others_back(suffix: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "m.npz", tmp_path / f"out{suffix}"
+    npz({"w": np.ones((2, 3), "f4"), "odd": np.ones(2, np.longdouble)}, path)
+    with pytest.raises(errors.WouldLoseData, match="torch has no type") as caught:
+        ckptfix.convert(path, out)
+    assert "ckptfix repair" in str(caught.value.hint)
+    result = ckptfix.repair(path, out)
+    assert (result.exit_code, result.kept, [loss.name for loss in result.losses]) == (3, ("w",), ["odd"])
+    assert {key: value.tolist() for key, value in ckptfix.load_state_dict(out).items()} == {"w": [[1.0] * 3] * 2}
+    assert "repair" in [words[1] for line in ckptfix.doctor(path).chain if (words := line.argv())]
+
+
+def test_of_arrays_with_one_name_none_is_kept(tmp_path: Path) -> None:
+    value = {"a": {"b": np.ones(2, "f4")}, "a.b": np.zeros(2, "f4"), "c": np.ones(2, "f4")}
+    (tmp_path / "m.pkl").write_bytes(pickle.dumps(value))
+    result = ckptfix.repair(tmp_path / "m.pkl", tmp_path / "out.pth")
+    assert (result.exit_code, result.kept, [loss.name for loss in result.losses]) == (3, ("c",), ["a.b"])
+
+
+def test_blocks_of_gguf_are_not_repaired(tmp_path: Path) -> None:
+    data, width = blocks_of(2)
+    gguf({"b": data, "w": np.ones((2, 3), "f4")}, tmp_path / "m.gguf", blocks={"b": (2, width)})
+    cut = (tmp_path / "m.gguf").read_bytes()[:-32]
+    (tmp_path / "m.gguf").write_bytes(cut)
+    with pytest.raises(errors.CkptfixError):
+        ckptfix.repair(tmp_path / "m.gguf", tmp_path / "out.pth")
+
+
 @pytest.mark.parametrize("save", [npz, packed_npz])
 def test_doctor_says_what_an_array_of_objects_would_run(save: Any, tmp_path: Path) -> None:
     class Evil:
