@@ -68,6 +68,25 @@ def test_the_printed_command_makes_what_peft_reads(
         assert row.read_bytes() == (tmp_path / "fixed" / row.name).read_bytes()
 
 
+@pytest.mark.parametrize("pasted", [False, True], ids=["file", "message"])
+def test_the_name_of_an_adapter_in_keys_of_diffusers(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pasted: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    front = "transformer.transformer_blocks.0.attn.to_q"
+    tensors = {f"{front}.lora_A.default.weight": torch.ones(2, 4), f"{front}.lora_B.default.weight": torch.ones(4, 2)}
+    save_file(tensors, "style.safetensors", {"format": "pt"})
+    message = ("Loading adapter weights from state_dict led to unexpected keys found in the model: "
+               "transformer_blocks.0.attn.to_q.lora_A.default.weight.")  # fmt: skip
+    done = cli("doctor", "style.safetensors", *(["--error", message] if pasted else []))
+    assert "'default' in them" in done.stdout
+    (line,) = [row for row in done.stdout.splitlines() if row.startswith("Fix: ")]
+    words = shlex.split(line.removeprefix("Fix: ckptfix "))
+    assert cli(*words).exit_code == 0
+    made = load_file(next(word for word in words[3:] if word.endswith(".safetensors")))
+    assert list(made) == [f"{front}.lora_A.weight", f"{front}.lora_B.weight"]
+
+
 def right(home: Path) -> None:
     """The folder is as PEFT saves it, and merges as the original adapter does."""
     config = json.loads((home / "adapter_config.json").read_text())

@@ -414,6 +414,10 @@ def _wrong(
     if layout != "peft":
         if named and layout in ("kohya", "comfy", "diffusers", "diffusers-old"):
             yield "layout", f"its keys are those of {TITLES[layout]}: a loader of PEFT takes no tensor from it"
+        elif layout == "diffusers" and names:
+            key = next(entry.key for row in modules.values() for entry in row.tensors.values())
+            yield "name", (f"its keys have the adapter's name {names[0]!r} in them, such as {key}: diffusers puts a "
+                           "name there itself, and takes no tensor from such keys")  # fmt: skip
         return
     double = f"{adapters.PEFT_MODEL}.{adapters.PEFT_MODEL}."
     twice = [row for row in modules.values() if row.name.startswith(double)]

@@ -77,7 +77,9 @@ def _names(path: str, adapter: Adapter, rows: Sequence[LoadError], names: Listed
     asked = to is not None
     if to is None or (to == "diffusers" and as_path(path).name.startswith("adapter_model.")):
         to = "peft"
-    sentences = list(adapter.wrong.values()) if to == "peft" else []
+    if adapter.layout == "diffusers" and "name" in adapter.wrong:
+        to = "diffusers"
+    sentences = list(adapter.wrong.values()) if to in ("peft", adapter.layout) else []
     if not sentences:
         if asked:
             yield from _layout(path, adapter, rows)
