@@ -1,11 +1,20 @@
-"""The bytes of a range, read or copied whole."""
+"""The bytes of a range, read or copied whole; reads in small blocks."""
 
 from __future__ import annotations
 
+import pytest
+
 from ckptfix.checkpoint import ByteRange
+from ckptfix.io import source as io_source
 from ckptfix.io.copy import Sink
 from ckptfix.io.read import Progress
 from ckptfix.io.source import open_source
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Let every block that is read to be used at once have `size` bytes."""
+    monkeypatch.setattr(io_source, "BLOCK", size)
+    monkeypatch.setattr(io_source, "_SPARE", [])
 
 
 def read_exact(where: ByteRange) -> bytes:

@@ -115,7 +115,7 @@ class Encoding:
         """Yield the elements in `data`, decoded, in blocks of `count`; the last one may be shorter."""
         return map(self.decoded, self.parts(data, count))
 
-    def little_endian(self, data: bytes) -> bytes:
+    def little_endian(self, data: bytes | memoryview) -> bytes | memoryview:
         """Return the same elements in little-endian byte order."""
         if self.byteorder != "big" or self.dtype.unit == 1:
             return data

@@ -35,7 +35,7 @@ _CODES: Mapping[int, tuple[Code, Code]] = {8: ("q", "Q"), 4: ("i", "I"), 2: ("h"
 """Bytes of a number -> the codes of `memoryview.cast` for signed and for unsigned ones."""
 
 
-def all_finite(chunk: bytes, encoding: Encoding) -> bool:
+def all_finite(chunk: bytes | memoryview, encoding: Encoding) -> bool:
     """Return whether no number of `chunk`, whose dtype is in `PATTERNS`, is NaN or infinite, without numpy.
 
     Only numbers in the byte order of this machine can be judged; others count as not finite. The bytes of an incomplete

@@ -19,8 +19,8 @@ from ckptfix.elements.arrays import BLOCK, Encoding
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
 from ckptfix.io.elements import Resolve, resolve, why_unresolved
-from ckptfix.io.read import Progress, read_chunks
-from ckptfix.io.source import Readers, Source
+from ckptfix.io.read import Progress, read_chunks, whole_items
+from ckptfix.io.source import Block, Readers, Source
 from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 
 if TYPE_CHECKING:
@@ -61,6 +61,15 @@ class Content:
         bytes_of = source(self, readers)
         for start in range(0, nbytes, CHUNK):
             yield bytes_of.read(start, min(CHUNK, nbytes - start))
+
+    def blocks_of_bytes(self, readers: Readers) -> Iterator[Block]:
+        """Yield the bytes of whole elements in blocks for use at once: the next one may overwrite a block."""
+        if not isinstance(self.data, ByteRange):
+            yield from self.chunks(readers)
+            return
+        stored = readers[self.data.path].blocks(self.data.offset + self.start, self.nbytes)
+        whole = whole_items(stored, self.encoding.itemsize)
+        yield from whole if self.values is None else map(self.values, whole)
 
     def blocks(self, readers: Readers, count: int = BLOCK) -> Iterator[Elements]:
         """Yield the elements, decoded, in blocks of `count`; only the last one may be shorter.
@@ -249,9 +258,9 @@ Result = TypeVar("Result")
 def reduce(
     place: Content, new: Callable[[], Reduced], readers: Readers, advance: Callable[[int], None] | None = None
 ) -> Reduced:
-    """Read the elements at `place` once; `advance` is called with the bytes of each chunk.
+    """Read the elements at `place` once; `advance` is called with the bytes of each block.
 
-    Every chunk is reduced by itself and then joined to those before it, so that sums lose fewer digits.
+    Every block is reduced by itself and then joined to those before it, so that sums lose fewer digits.
 
     Raises:
         Unsupported: the view repeats its storage too often to be read.
@@ -262,13 +271,13 @@ def reduce(
         raise Unsupported(ENDLESS)
     whole = new()
     with numpy.errstate(all="ignore"):
-        for chunk in place.chunks(readers):
+        for data in place.blocks_of_bytes(readers):
             part = new()
-            for block in place.encoding.blocks(chunk):
+            for block in place.encoding.blocks(data):
                 part.add(block)
             whole.join(part)
             if advance is not None:
-                advance(len(chunk))
+                advance(len(data))
     return whole
 
 

@@ -24,12 +24,11 @@ from ckptfix.io.checksums import crc32_joined
 from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.derived import block_of, gathered
 from ckptfix.io.read import cut, read_chunks
+from ckptfix.io.source import Block
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece, VirtualFile
 
 _NUMBERS = count()
 ZEROS = 1 << 20
-
-Block = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.io.crc import checksum
-from ckptfix.io.read import CHECKSUM, read_chunks, read_from
-from ckptfix.io.source import sums_of
+from ckptfix.io.read import CHECKSUM, read_blocks, read_chunks, read_from
+from ckptfix.io.source import Block, sums_of
 from ckptfix.io.threads import Flag, RangeBlock, Workers, tasks
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-
-CRC_CHUNK = 256 << 10
-"""Bytes per read while summing: they fit in the processor's cache."""
 
 PORTION = 64 << 10
 """The smallest range, in bytes, whose sum is remembered: joining a sum costs about as much as summing so many bytes
@@ -124,10 +121,10 @@ def crc32_of_pieces(pieces: Iterable[Segment]) -> int:
 
 def crc32_on(data: Data, crc: int = 0, stopped: Flag | None = None) -> int:
     """Return the checksum `crc` extended by `data`, which is read. Raises like `read_chunks`."""
-    for chunk in read_chunks(data, CRC_CHUNK):
+    for block in read_blocks(data):
         if stopped is not None and stopped.is_set():
             break
-        crc = checksum(chunk, crc)
+        crc = checksum(block, crc)
     return crc
 
 
@@ -154,13 +151,13 @@ class JoinedSums:
         return crc32_on(ByteRange(where.path, at, where.end - at), crc, stopped)
 
 
-def digest(chunks: Iterable[bytes], size: int = 32) -> bytes:
+def digest(blocks: Iterable[Block], size: int = 32) -> bytes:
     """Return a value that is equal only for equal strings of bytes: BLAKE2b of `size` bytes."""
     from hashlib import blake2b
 
     state = blake2b(digest_size=size)
-    for chunk in chunks:
-        state.update(chunk)
+    for block in blocks:
+        state.update(block)
     return state.digest()
 
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import DamagedFile
-from ckptfix.io.checksums import CRC_CHUNK
-from ckptfix.io.read import read_chunks, read_from
-from ckptfix.io.source import BATCH, Source, open_source
+from ckptfix.io.read import read_blocks, read_chunks, read_from
+from ckptfix.io.source import BATCH, Block, Source, open_source
 from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
 
@@ -54,7 +53,8 @@ def inflated(data: ByteRange, length: int) -> Derived:
         stream = zlib.decompressobj(-zlib.MAX_WBITS)
         left = length
         try:
-            for packed in read_chunks(data, CRC_CHUNK):
+            for block in read_blocks(data):
+                packed: Block = block
                 while True:
                     # Request one byte more than promised, to detect a stream that is too long.
                     chunk = stream.decompress(packed, min(left + 1, 1 << 20))

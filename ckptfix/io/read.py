@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.checkpoint.byte_ranges import Spliced, pieces_of
 from ckptfix.errors import DamagedFile
-from ckptfix.io.source import BATCH, open_source
+from ckptfix.io.source import BATCH, Block, open_source
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the total bytes, at least once every `KERNEL_CHUNK` bytes."""
@@ -39,7 +39,7 @@ def cut(chunks: Iterable[bytes], start: int, count: int) -> Iterator[bytes]:
         at += len(chunk)
 
 
-def whole_items(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
+def whole_items(chunks: Iterable[Block], size: int) -> Iterator[Block]:
     """Yield the same bytes in chunks of whole items of `size` bytes; what is left at the end comes last."""
     rest = b""
     for chunk in chunks:
@@ -50,7 +50,7 @@ def whole_items(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
             rest = b""
             yield chunk
             continue
-        rest = chunk[whole:]
+        rest = bytes(chunk[whole:])
         if whole:
             yield chunk[:whole]
     if rest:
@@ -77,3 +77,12 @@ def read_chunks(data: Data, size: int = BATCH) -> Iterator[bytes]:
     if made != data.length:
         found = "more arrived" if made > data.length else f"{made} arrived"
         raise DamagedFile(f"{data.length} bytes are expected, but {found}", where=data.what or None)
+
+
+def read_blocks(data: Data) -> Iterator[Block]:
+    """Yield the bytes of `data` like `read_chunks`, in blocks for use at once: the next one may overwrite a block."""
+    if isinstance(data, ByteRange):
+        with open_source(data.path) as source:
+            yield from source.blocks(data.offset, data.length)
+        return
+    yield from read_chunks(data)

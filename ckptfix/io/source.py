@@ -49,6 +49,17 @@ from ckptfix.urls import SCHEMES, STORES, Virtual, as_path, is_url, known, schem
 BATCH = 1 << 20
 """Bytes of small pieces that are combined into one write."""
 
+BLOCK = 256 << 10
+"""Bytes that are read to be used at once: they fit in a core's cache, and are a multiple of every element size."""
+
+MOST_SPARE = 8
+"""Blocks of memory that are kept for later reads."""
+
+_SPARE: list[bytearray] = []
+
+Block = bytes | memoryview
+"""Bytes that are read; a view may be of memory that the next read overwrites."""
+
 
 def stamp(path: str | os.PathLike[str]) -> FileStat:
     """Return the state of the file that now has the name `path`. Raises WriteFailed if it cannot be examined."""
@@ -196,6 +207,14 @@ class Source(ABC):
         for place in range(offset, offset + length, size):
             yield self.read(place, min(size, offset + length - place))
 
+    def blocks(self, offset: int, length: int) -> Iterator[Block]:
+        """Yield `length` bytes at `offset` in pieces of `BLOCK`, each of which the next one may overwrite.
+
+        Use this for bytes that are summed or computed with at once: fresh memory for each piece costs as much as the
+        reading, in page faults. Raises like `read`.
+        """
+        return self.chunks(offset, length, BLOCK)
+
     def expect(self, offset: int, length: int) -> None:  # noqa: B027 -- most have nothing to prepare
         """Prepare to read these bytes from front to back: a remote source may begin to fetch them."""
 
@@ -275,6 +294,23 @@ class LocalFile(Source):
             if not count:
                 raise truncated(ByteRange(self.name, offset, len(view)), offset + at)
             at += count
+
+    def blocks(self, offset: int, length: int) -> Iterator[Block]:
+        try:
+            memory = _SPARE.pop()
+        except IndexError:
+            memory = bytearray(BLOCK)
+        whole = memoryview(memory)
+        try:
+            for place in range(offset, offset + length, len(whole)):
+                block = whole[: offset + length - place]
+                if not 0 <= place <= place + len(block) <= self.size:
+                    raise truncated(ByteRange(self.name, place, len(block)), self.size)
+                self.read_into(place, block)
+                yield block
+        finally:
+            if len(_SPARE) < MOST_SPARE:
+                _SPARE.append(memory)
 
     def now(self) -> FileStat:
         if self.fd is None:

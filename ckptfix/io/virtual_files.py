@@ -16,7 +16,7 @@ from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.io.checksums import crc32_joined
 from ckptfix.io.read import CHECKSUM, cut
-from ckptfix.io.source import BATCH, Name, Readers, Source, is_local
+from ckptfix.io.source import BATCH, Block, Name, Readers, Source, is_local
 
 
 class VirtualFile(Name):
@@ -261,6 +261,17 @@ class _MadeSource(Source):
                 yield from cut(segment.chunks(), start, count)
             else:
                 yield from super().chunks(offset, count, size)
+            offset += count
+            length -= count
+
+    def blocks(self, offset: int, length: int) -> Iterator[Block]:
+        while length:
+            segment, start = self._made.at(offset)
+            count = min(length, segment_length(segment) - start)
+            if isinstance(segment, ByteRange):
+                yield from self._sources[segment.path].blocks(segment.offset + start, count)
+            else:
+                yield from self.chunks(offset, count)
             offset += count
             length -= count
 

@@ -39,7 +39,6 @@ from ckptfix.loaders.open_for_loading import opened, opens_once
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.loaders.values import NOTHING, ForeignObject
 from ckptfix.ops.choose import BROKEN, refuse_damaged
-from ckptfix.pickles.collector import collector_paused
 
 if TYPE_CHECKING:
     from ckptfix.loaders.tensors import MapLocation
@@ -89,8 +88,7 @@ def load_checkpoint(
     need_torch("load_checkpoint")
     checkpoint = opened(path)
     maker = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify, mmap=mmap)
-    with collector_paused():
-        found = Builder(checkpoint, maker).build(tree_of(checkpoint).at(at), at)
+    found = Builder(checkpoint, maker).build(tree_of(checkpoint).at(at), at)
     maker.reading.refuse_changes()
     return found
 

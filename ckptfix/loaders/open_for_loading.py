@@ -13,6 +13,7 @@ from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, WrongType
 from ckptfix.formats import open_checkpoint
 from ckptfix.io.source import blames_changes, shares_open_files
+from ckptfix.pickles.collector import collector_paused
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -20,13 +21,14 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 def opens_once(call: Call) -> Call:
     """Wrap `call`: check the types of its arguments, open each file once, and blame changed files in errors.
 
-    The frame that this adds belongs to the loaders, so `caller` finds the right stack level for warnings.
+    The cyclic collector is paused meanwhile. The frame that this adds belongs to the loaders, so `caller` finds the
+    right stack level for warnings.
     """
 
     @wraps(call)
     def inner(*args: Any, **kwargs: Any) -> Any:
         refuse_other_types(call, args, kwargs)
-        with shares_open_files(), blames_changes():
+        with shares_open_files(), blames_changes(), collector_paused():
             return call(*args, **kwargs)
 
     return cast(Call, inner)

@@ -9,7 +9,10 @@ is read a second time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck
 from ckptfix.checkpoint.byte_ranges import pieces_of, segment_length
@@ -20,10 +23,11 @@ from ckptfix.io.checksums import Checksums, crc32_joined
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import (
-    BATCH,
+    BLOCK,
     Source,
     blames_changes,
     change_of,
+    is_local,
     open_source,
     refuse_changed,
     threads,
@@ -37,6 +41,9 @@ RECENT = 2_000_000_000
 
 TWICE = 4 << 20
 """Bytes from which on two threads read. Starting a thread takes as long as copying a few hundred kilobytes."""
+
+SHARE = 2 << 20
+"""Bytes that a thread reads before it looks for more: joining two checksums takes as long as summing 64 KiB."""
 
 
 class Differs(Exception):
@@ -75,6 +82,7 @@ class Reading:
             CkptfixError: the bytes cannot be read.
         """
         due = {check.data: check for check in checks}
+        rows: list[_Row] = []
         at = 0
         for piece in pieces_of(data):
             part = view[at : at + segment_length(piece)]
@@ -84,11 +92,14 @@ class Reading:
                 continue
             check = due.pop(piece, None)
             if isinstance(piece, ByteRange):
-                crc = self._read(piece, part, summed=check is not None)
-            else:
-                crc = _copied(read_chunks(piece), part, summed=check is not None)
+                rows.append(_Row(piece, part, check))
+                continue
+            crc = _copied(read_chunks(piece), part, summed=check is not None)
             if check is not None and crc != check.crc32:
                 raise Differs(check, crc)
+        for row, crc in zip(rows, self._read(rows), strict=True):
+            if row.check is not None and crc != row.check.crc32:
+                raise Differs(row.check, crc)
         if all_of_them:
             background_checks.run(due.values())
 
@@ -138,42 +149,81 @@ class Reading:
         stamp = self.marks[path]
         return not stamp.tag and 0 <= self._opened - stamp.ctime_ns < RECENT
 
-    def _read(self, piece: ByteRange, view: memoryview, *, summed: bool) -> int:
-        """Fill `view`, with two threads if it is large: the first touch of fresh memory takes longer than the copy."""
+    def _read(self, rows: Sequence[_Row]) -> list[int]:
+        """Fill views with ranges of files, and return the checksums of the ranges that are checked or read again.
+
+        If there are many bytes, two threads read: the first touch of fresh memory takes longer than the copy.
+        """
+        many = WORKERS > 1 and sum(len(row.view) for row in rows) >= TWICE
+        if many and all(is_local(row.piece.path) for row in rows):
+            sums = self._on_two_threads(rows)
+        else:
+            sums = [self._filled(row) for row in rows]
+        for row, crc in zip(rows, sums, strict=True):
+            if row.check is None and self._is_recent(row.piece.path):
+                self._again.append((row.piece, crc))
+        return sums
+
+    def _on_two_threads(self, rows: Sequence[_Row]) -> list[int]:
+        shares = [(number, share) for number, row in enumerate(rows) for share in row.shares()]
+        made = [0] * len(shares)
+        left = deque(range(len(shares)))
+
+        def work() -> None:
+            with suppress(IndexError):
+                while True:
+                    nth = left.popleft()
+                    made[nth] = self._filled(shares[nth][1])
+
+        with threads(1) as pool:
+            try:
+                other = pool.submit(work)
+                work()
+            finally:
+                left.clear()
+            other.result()
+        sums = [0] * len(rows)
+        for (number, share), crc in zip(shares, made, strict=True):
+            sums[number] = crc32_joined(sums[number], crc, len(share.view))
+        return sums
+
+    def _filled(self, row: _Row) -> int:
+        """Fill the view of a row, and return its checksum: 0 unless it is checked or read again.
+
+        Each block is summed while it is still in a cache.
+        """
+        piece, view = row.piece, row.view
         with self._open(piece.path) as source:
             _refuse_short(source, piece)
             source.expect(piece.offset, piece.length)
-            again = not summed and self._is_recent(piece.path)
+            if row.check is None and not self._is_recent(piece.path):
+                source.read_into(piece.offset, view)
+                return 0
             crc = 0
-            if len(view) < TWICE or WORKERS < 2 or source.far:
-                crc = _part(source, piece.offset, view, summed or again)
-            else:
-                half = len(view) // 2
-                with threads(1) as pool:
-                    other = pool.submit(_part, source, piece.offset + half, view[half:], summed or again)
-                    crc = _part(source, piece.offset, view[:half], summed or again)
-                    crc = crc32_joined(crc, other.result(), len(view) - half)
-        if again:
-            self._again.append((piece, crc))
-        return crc
+            for at in range(0, len(view), BLOCK):
+                block = view[at : at + BLOCK]
+                source.read_into(piece.offset + at, block)
+                crc = checksum(block, crc)
+            return crc
+
+
+class _Row(NamedTuple):
+    """A range of a file, the memory that it fills, and the checksum of the range or of one that it is a part of."""
+
+    piece: ByteRange
+    view: memoryview
+    check: RangeCheck | None
+
+    def shares(self) -> Iterator[_Row]:
+        """Yield parts of `SHARE` bytes."""
+        for at in range(0, len(self.view), SHARE):
+            view = self.view[at : at + SHARE]
+            yield _Row(self.piece.sub(at, len(view)), view, self.check)
 
 
 def _refuse_short(source: Source, piece: ByteRange) -> None:
     if piece.end > source.size:
         raise truncated(piece, source.size)
-
-
-def _part(source: Source, offset: int, view: memoryview, summed: bool) -> int:
-    """Fill `view` and return its checksum (0 unless `summed`). Each block is summed while it is still in the cache."""
-    if not summed:
-        source.read_into(offset, view)
-        return 0
-    crc = 0
-    for at in range(0, len(view), BATCH):
-        block = view[at : at + BATCH]
-        source.read_into(offset + at, block)
-        crc = checksum(block, crc)
-    return crc
 
 
 def _copied(chunks: Iterator[bytes], view: memoryview, *, summed: bool) -> int:

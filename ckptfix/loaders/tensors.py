@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, RangeCheck, Storage, TensorEntry, dtypes
@@ -290,39 +289,42 @@ class TensorMaker:
         due: dict[tuple[str, str], tuple[Storage, str]] = {}
         for entry in entries:
             for storage in (part.storage for part in (entry, *entry.parts)):
-                if storage is not None and (self.verify or isinstance(storage.data, Derived)):
+                if storage is not None and storage.identity not in self.verified:
                     due.setdefault(storage.identity, (storage, entry.name))
-        plain = [(key, storage.data) for key, (storage, _) in due.items() if _is_plain(storage)]
-        sums = Checksums([data for _, data in plain if data is not None])
-        numbers = {key: number for number, (key, _) in enumerate(plain)}
-        for key, (storage, name) in due.items():
+        rows = [(storage, name, check) for storage, name in due.values() for check in self._all_checks(storage)]
+        sums = Checksums([check.data for _, _, check in rows])
+        for number, (storage, name, check) in enumerate(rows):
             try:
-                self.check_storage(storage, partial(sums.value, numbers[key]) if key in numbers else None)
+                self._compare(storage, check, sums.value(number))
             except DamagedFile as error:
                 error.where = error.where or name
                 raise
+        self.verified.update(due)
 
-    def check_storage(self, storage: Storage, summed: Callable[[], int] | None = None) -> None:
-        """Compare the bytes of a storage with the checksum stored for them, once.
-
-        Args:
-            summed: returns the checksum of the bytes; without it, they are read here.
+    def check_storage(self, storage: Storage) -> None:
+        """Compare the bytes of a storage with the checksums stored for them, once.
 
         Raises:
-            DamagedFile: the checksum does not match, or the bytes cannot be read; the message names the record.
+            DamagedFile: a checksum does not match, or the bytes cannot be read; the message names the record.
         """
-        if storage.identity in self.verified or storage.data is None:
+        if storage.identity in self.verified:
             return
         self.verified.add(storage.identity)
-        if is_spliced(storage.data):
-            background_checks.run(checks_of(storage.data))
-            return
+        for check in self._all_checks(storage):
+            self._compare(storage, check, crc32_on(check.data))
+
+    def _all_checks(self, storage: Storage) -> Iterator[RangeCheck]:
+        """Yield what must be read of a storage before its bytes are used."""
+        data = storage.data
+        if is_spliced(data):
+            yield from checks_of(data) if self.verify else ()
         # torch can be configured not to compute checksums; it then writes 0.
-        if not storage.crc32 and not isinstance(storage.data, Derived):
-            return
-        crc32 = crc32_on(storage.data) if summed is None else summed()
-        if storage.crc32 and crc32 != storage.crc32:
-            raise self._differs(storage, RangeCheck(storage.key, storage.data, storage.crc32), crc32)
+        elif data is not None and ((self.verify and storage.crc32) or isinstance(data, Derived)):
+            yield RangeCheck(storage.key, data, storage.crc32 or 0)
+
+    def _compare(self, storage: Storage, check: RangeCheck, crc32: int) -> None:
+        if crc32 != check.crc32 and (storage.crc32 or is_spliced(storage.data)):
+            raise self._differs(storage, check, crc32)
 
     def forget(self, following: TensorEntry | None = None) -> None:
         """Release the storages that are not on a map of the file, except those that `following` needs."""
@@ -373,11 +375,6 @@ def bytes_of(storage: torch.UntypedStorage, start: int, count: int) -> memoryvie
 
     memory = torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage, start, (count,))  # type: ignore[call-overload]
     return memoryview(memory.numpy())
-
-
-def _is_plain(storage: Storage) -> bool:
-    """Return whether a checksum is stored for the bytes, and the file holds them unchanged."""
-    return isinstance(storage.data, ByteRange) and bool(storage.crc32) and not is_spliced(storage.data)
 
 
 def _number(text: str) -> int | float:

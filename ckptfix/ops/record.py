@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, FileVersion, OutputFile, Plan, Segment, SetMetadata
 from ckptfix.formats import FORMATS
-from ckptfix.io.read import read_chunks
+from ckptfix.io.read import read_blocks
 from ckptfix.io.source import found_as
 from ckptfix.io.threads import Workers
 from ckptfix.io.virtual_files import PlannedFile, part_of
@@ -26,7 +26,6 @@ from ckptfix.version import VERSION
 KEY = "ckptfix.record"
 NAME = "ckptfix.record.json"
 SUFFIX = ".record.json"
-CHUNK = 1 << 20
 
 _command: ContextVar[tuple[str, ...] | None] = ContextVar("command", default=None)
 
@@ -75,8 +74,8 @@ def _sha256(mark: FileVersion) -> str:
     import hashlib
 
     state = hashlib.sha256()
-    for chunk in read_chunks(ByteRange(mark.path, 0, mark.stamp.size), CHUNK):
-        state.update(chunk)
+    for block in read_blocks(ByteRange(mark.path, 0, mark.stamp.size)):
+        state.update(block)
     return state.hexdigest()
 
 

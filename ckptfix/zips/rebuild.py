@@ -16,11 +16,10 @@ from typing import NamedTuple
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
-from ckptfix.io.checksums import CRC_CHUNK
 from ckptfix.io.crc import checksum
 from ckptfix.io.derived import inflated
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import Source
+from ckptfix.io.source import BLOCK, Source
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.local import local_header
 from ckptfix.zips.read import DEFLATED, ENCRYPTED, LOCAL, STORED, DirectoryRecord
@@ -327,7 +326,7 @@ class RebuiltArchive:
         crc32 = 0
         try:
             if way.method == STORED:
-                for chunk in self.reader.chunks(way.data, way.stored, CRC_CHUNK):
+                for chunk in self.reader.chunks(way.data, way.stored, BLOCK):
                     crc32 = checksum(chunk, crc32)
             else:
                 for chunk in read_chunks(inflated(ByteRange(self.reader.name, way.data, way.stored), way.size)):

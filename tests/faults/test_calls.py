@@ -22,7 +22,7 @@ from ckptfix.io.write import write_plan
 pytestmark = pytest.mark.slow
 
 CALLS = [
-    "copy_file_range", "fchmod", "fchown", "fdatasync", "fstat", "fsync", "link", "open", "pread", "replace",
+    "copy_file_range", "fchmod", "fchown", "fdatasync", "fstat", "fsync", "link", "open", "pread", "preadv", "replace",
     "sendfile", "stat", "statvfs", "unlink", "write",
 ]  # fmt: skip
 

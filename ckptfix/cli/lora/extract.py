@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ckptfix.cli.lora.options import dtype_option, file_named, one_thread, writing
+from ckptfix.cli.lora.options import dtype_option, file_named, writing
 from ckptfix.ops.writing import WriteOptions
 
 
@@ -30,7 +30,6 @@ def extract(dest: str, how: WriteOptions, *, base: str, tuned: str, rank: int, t
     The difference of each weight is decomposed (truncated SVD). Tensors that differ and get no LoRA, such as norms and
     biases, are listed.
     """
-    one_thread()
     from ckptfix.ops.lora.extract import lora_extract
 
     return lora_extract(base, tuned, dest, rank=rank, to=to, **options, **how.keywords())

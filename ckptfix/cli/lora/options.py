@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,14 +27,6 @@ def adapter_option() -> click.Option:
 def dtype_option(what: str) -> click.Option:
     """Make the option --dtype."""
     return click.Option(["--dtype"], metavar="DTYPE", help=what)
-
-
-def one_thread() -> None:
-    """Let the BLAS of numpy, which is not imported yet, compute on one thread.
-
-    On a busy machine its threads wait for each other: a decomposition takes twenty times as long.
-    """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def writing(name: str, *params: click.Parameter, examples: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:

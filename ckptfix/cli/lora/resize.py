@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ckptfix.cli.lora.options import adapter_option, alpha_option, dtype_option, file_named, one_thread, writing
+from ckptfix.cli.lora.options import adapter_option, alpha_option, dtype_option, file_named, writing
 from ckptfix.cli.shared.common import FileName
 from ckptfix.cli.shared.options import at_option
 from ckptfix.ops.writing import WriteOptions
@@ -28,7 +28,6 @@ def resize(dest: str, how: WriteOptions, *, source: str, rank: int, **options: A
 
     Each module keeps its scale: alpha changes with the rank.
     """
-    one_thread()
     from ckptfix.ops.lora.extract import lora_resize
 
     return lora_resize(source, dest, rank=rank, **options, **how.keywords())

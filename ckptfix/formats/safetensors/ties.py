@@ -22,7 +22,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.checksums import digest
 from ckptfix.io.elements import row_major
-from ckptfix.io.read import read_chunks
+from ckptfix.io.read import read_blocks
 
 VIEWS_KEY = "ckptfix.views"
 ORDER_KEY = "ckptfix.order"
@@ -171,7 +171,7 @@ def _are_counts(value: object) -> TypeGuard[list[int]]:
 
 
 def _digest(entry: TensorEntry) -> bytes:
-    return digest(read_chunks(row_major(entry, "little")))
+    return digest(read_blocks(row_major(entry, "little")))
 
 
 def ties(metadata: Mapping[str, str], tensors: Collection[str]) -> dict[str, str]:

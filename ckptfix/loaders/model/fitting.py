@@ -128,7 +128,7 @@ def _meant(checkpoint: Checkpoint, found: Sequence[StateSource], *, fit: bool) -
 
 def by_names(source: StateSource, target: Target, *, assign: bool = False) -> Fit:
     """Match by exact keys, wrapper prefixes or a base prefix: the first that agrees completely, or the best."""
-    aliases = target.aliases()
+    aliases = target.aliases
     groups = _groups(aliases)
     wanted = set(target.names)
     adapter = adapters.in_model(source.names, target.names)
@@ -228,7 +228,7 @@ def _settle(
             fit.pairs[name] = old
         else:
             fit.mismatched.append(wrong)
-    aliases = target.aliases()
+    aliases = target.aliases
     groups = _groups(aliases)
     for name in target.names:
         if name in found or name in passed:
@@ -360,7 +360,7 @@ def refuse_codes(checkpoint: Checkpoint, fit: Fit) -> bool:
 
 def refuse_two_values(fit: Fit, maker: TensorMaker) -> None:
     """Mark keys mismatched that the model ties but that have different values in the file."""
-    for first, group in _groups(fit.target.aliases()).items():
+    for first, group in _groups(fit.target.aliases).items():
         having = [name for name in group if name in fit.pairs]
         if len(having) < 2:
             continue

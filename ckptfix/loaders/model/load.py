@@ -273,7 +273,7 @@ def _report(checkpoint: Checkpoint, fit: Fit, done: bool, assign: bool) -> LoadR
 
 def in_file_order(fit: Fit) -> Iterator[tuple[str, TensorEntry]]:
     """Yield (key of the model, entry) for everything to be loaded; each tensor of the model occurs once."""
-    aliases = fit.target.aliases()
+    aliases = fit.target.aliases
     back = {old: name for name, old in fit.pairs.items() if name in fit.target.tensors}
     seen = set()
     for old, entry in fit.source.entries.items():

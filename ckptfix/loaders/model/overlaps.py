@@ -46,9 +46,10 @@ def _sharing(fit: Fit) -> list[list[str]]:
         tensor = fit.target.tensors.get(name)
         if tensor is None or type(tensor) not in (Tensor, Parameter) or tensor.is_meta or is_lazy(tensor):
             continue
-        if identity(tensor) in seen or not _plain(tensor):
+        own = identity(tensor)
+        if own in seen or not _plain(tensor):
             continue
-        seen.add(identity(tensor))
+        seen.add(own)
         start = tensor.data_ptr()
         where = tensor.device, tensor.untyped_storage().data_ptr()
         stop = start + reach(tensor.shape, tensor.stride()) * tensor.element_size()

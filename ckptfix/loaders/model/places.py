@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ckptfix.dataclass import dataclass
@@ -35,6 +36,7 @@ class Target:
         extra: key of a value that is not a tensor -> the module whose extra state it is; None for any other value.
         places: the places where its modules hold these tensors. Their keys are module paths, and may contain wrapper
             names that the state dict does not have.
+        aliases: key -> first key of the same tensor, for every further key of a tied tensor.
         own_way: whether a module saves or loads in its own way (a hook, an overridden method), so that only torch's
             own walk through all modules is right for it.
         reshaped: keys whose shape a hook or method may change on loading, in their own module or one above it.
@@ -44,6 +46,7 @@ class Target:
     tensors: dict[str, torch.Tensor]
     extra: dict[str, nn.Module | None]
     places: tuple[ModuleSlot, ...]
+    aliases: dict[str, str]
     own_way: bool
     reshaped: frozenset[str] = frozenset()
 
@@ -55,21 +58,10 @@ class Target:
         """Return the last components of the keys of values that are not tensors."""
         return frozenset(name.rpartition(".")[2] for name in self.extra) | {EXTRA_STATE}
 
-    def aliases(self) -> dict[str, str]:
-        """Return key -> first key of the same tensor, for every further key of a tied tensor."""
-        first: dict[object, str] = {}
-        found = {}
-        for name, tensor in self.tensors.items():
-            known = first.setdefault(identity(tensor), name)
-            if known != name:
-                found[name] = known
-        return found
-
     def slots(self) -> list[Slot]:
         """Return a slot per tensor, for the matchers."""
-        aliases = self.aliases()
         return [
-            Slot(name, shape_of(tensor) or (), dtype_of(tensor), aliases.get(name))
+            Slot(name, shape_of(tensor) or (), dtype_of(tensor), self.aliases.get(name))
             for name, tensor in self.tensors.items()
         ]
 
@@ -92,8 +84,9 @@ def target(model: nn.Module) -> Target:
     }
     own_way = any(_own_way(module) for module in model.modules()) or overrides(model, "load_state_dict")
     if not own_way:
-        return Target(model, {place.key: place.tensor for place in places}, takers, places, False)
-    tensors: dict[str, torch.Tensor] = {}
+        tensors = {place.key: place.tensor for place in places}
+        return Target(model, tensors, takers, places, _aliases(tensors), False)
+    tensors = {}
     extra: dict[str, nn.Module | None] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if name.rpartition(".")[2] == EXTRA_STATE or not is_tensor_like(value):
@@ -101,11 +94,18 @@ def target(model: nn.Module) -> Target:
         else:
             tensors[name] = value
     if overrides(model, "load_state_dict"):
-        return Target(model, tensors, extra, places, True)
+        return Target(model, tensors, extra, places, _aliases(tensors), True)
     ways = tuple(path for path, module in _paths(model) if loads_own_way(module))
     changing = {identity(place.tensor) for place in places if place.key.startswith(ways)} if ways else set()
     reshaped = frozenset(name for name, tensor in tensors.items() if identity(tensor) in changing)
-    return Target(model, tensors, extra, places, True, reshaped)
+    return Target(model, tensors, extra, places, _aliases(tensors), True, reshaped)
+
+
+def _aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return key -> first key of the same tensor, for every further key of a tied tensor."""
+    first: dict[object, str] = {}
+    firsts = {name: first.setdefault(identity(tensor), name) for name, tensor in tensors.items()}
+    return {name: known for name, known in firsts.items() if known != name}
 
 
 def _paths(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -133,12 +133,13 @@ def local_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def loads_own_way(module: nn.Module) -> bool:
     """Return whether `module` loads its own tensors in a different way than nn.Module does."""
-    from torch.nn.modules.batchnorm import _NormBase
-
     if module._load_state_dict_pre_hooks:
         return True
-    changed = overrides(module, "_load_from_state_dict")
-    return changed and type(module)._load_from_state_dict is not _NormBase._load_from_state_dict
+    if not overrides(module, "_load_from_state_dict"):
+        return False
+    from torch.nn.modules.batchnorm import _NormBase
+
+    return type(module)._load_from_state_dict is not _NormBase._load_from_state_dict
 
 
 _HOOKS = ("_load_state_dict_post_hooks", "_state_dict_hooks", "_state_dict_pre_hooks")
@@ -172,9 +173,14 @@ def is_tensor_like(value: object) -> bool:
 
 def is_lazy(tensor: torch.Tensor) -> bool:
     """Return whether a parameter has no shape yet and takes that of the file."""
-    from torch.nn.parameter import is_lazy as without_shape
+    return isinstance(tensor, _without_shape())
 
-    return bool(without_shape(tensor))
+
+@cache
+def _without_shape() -> type:
+    from torch.nn.parameter import UninitializedTensorMixin
+
+    return UninitializedTensorMixin
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -19,13 +19,12 @@ from collections.abc import Iterator, Sequence
 from ckptfix.checkpoint import ByteRange
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import NoSuchFile, Refused
-from ckptfix.io.read import Progress, read_chunks
+from ckptfix.io.read import Progress, read_blocks
 from ckptfix.io.source import found_as, open_source
 from ckptfix.io.threads import Workers
 from ckptfix.ops.digest.tensors import Digest, Hash, NewHash, hasher
 from ckptfix.urls import as_path, real_path, walk_folder
 
-CHUNK = 1 << 20
 _BLOB = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _LOCAL = as_path(".cache", "huggingface", "download")
 
@@ -57,7 +56,7 @@ def below(path: str) -> list[str]:
 
 
 def digests(paths: Sequence[str], algorithm: str = "sha256", *, progress: Progress | None = None) -> list[Digest]:
-    """Compute the digests of whole files, on several threads. Raises as `read_chunks`."""
+    """Compute the digests of whole files, on several threads. Raises like `read_blocks`."""
     new = hasher(algorithm)
     rows = _on_threads([(path, new, False) for path in paths], progress)
     return [Digest(path, digest) for path, digest in zip(paths, rows, strict=True)]
@@ -104,8 +103,8 @@ def _sum(task: Task) -> tuple[str, int]:
     state = new()
     if as_git:
         state.update(b"blob %d\0" % size)
-    for chunk in read_chunks(ByteRange(path, 0, size), CHUNK):
-        state.update(chunk)
+    for block in read_blocks(ByteRange(path, 0, size)):
+        state.update(block)
     return state.hexdigest(), size
 
 

@@ -42,7 +42,7 @@ ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 class Hash(Protocol):
     """A hash object of `hashlib`."""
 
-    def update(self, data: bytes, /) -> object: ...
+    def update(self, data: bytes | memoryview, /) -> object: ...
     def digest(self) -> bytes: ...
     def hexdigest(self) -> str: ...
 
@@ -150,8 +150,8 @@ def _hash(new: NewHash, readers: Readers, byteorder: str, entry: TensorEntry) ->
         if place.endless:
             message = f"a view of {place.nbytes:,} bytes repeats {entry.storage.nbytes:,} bytes without end"
             raise Refused(message, where=entry.name)
-        for chunk in place.chunks(readers):
-            state.update(place.encoding.little_endian(chunk))
+        for block in place.blocks_of_bytes(readers):
+            state.update(place.encoding.little_endian(block))
     elif entry.numel and not entry.parts and entry.kind == "dense":
         raise Unsupported("its data is not in the file (a tensor on the meta device)", where=entry.name)
     for part in entry.parts:

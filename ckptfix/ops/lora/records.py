@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.io.elements import row_major
-from ckptfix.io.read import read_chunks
+from ckptfix.io.read import read_blocks
 from ckptfix.ops.adapter import Adapter
 
 KEY = "ckptfix.lora"
@@ -25,8 +25,8 @@ def digest_of_adapter(adapter: Adapter) -> str:
     tensors = [*adapter.whole.values(), *(entry for row in adapter.modules.values() for entry in row.tensors.values())]
     for entry in sorted(tensors, key=lambda one: one.key):
         found.update(_head(entry))
-        for chunk in read_chunks(row_major(entry, adapter.checkpoint.byteorder)):
-            found.update(chunk)
+        for block in read_blocks(row_major(entry, adapter.checkpoint.byteorder)):
+            found.update(block)
     return found.hexdigest()
 
 
@@ -38,8 +38,8 @@ def digest_of_base(entries: Iterable[TensorEntry]) -> str:
         if entry.kind == "dense" and entry.has_data and entry.is_contiguous and entry.numel:
             data = row_major(entry, "little")
             if hasattr(data, "sub"):
-                for chunk in read_chunks(data.sub(0, min(START, data.length))):
-                    found.update(chunk)
+                for block in read_blocks(data.sub(0, min(START, data.length))):
+                    found.update(block)
     return found.hexdigest()
 
 

@@ -21,7 +21,7 @@ from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.packed import PackedStorage, find_used, plan_with, units_of
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.checksums import digest
-from ckptfix.io.read import Progress, read_chunks
+from ckptfix.io.read import Progress, read_blocks
 from ckptfix.names import kinds
 from ckptfix.ops.any_source import edits, takes_any_source
 from ckptfix.ops.audit.promise import everything
@@ -239,7 +239,7 @@ def _equal(units: list[PackedStorage]) -> dict[str, str]:
             continue
         first: dict[bytes, str] = {}
         for unit in group:
-            key = first.setdefault(digest(read_chunks(unit.data)), unit.key)
+            key = first.setdefault(digest(read_blocks(unit.data)), unit.key)
             if key != unit.key:
                 same[unit.key] = key
     return same

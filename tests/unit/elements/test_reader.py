@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import safetensors, written
+from ranges import small_blocks
 
 from ckptfix.checkpoint import ByteRange, Derived
 from ckptfix.elements import reader
@@ -38,6 +39,7 @@ class Seen:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "CHUNK", 64)
+    small_blocks(monkeypatch, 64)
     monkeypatch.setattr(reader, "TASK", 200)
 
 

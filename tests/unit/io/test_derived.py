@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
+from ranges import small_blocks
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import DamagedFile, Truncated
@@ -251,7 +252,7 @@ class TestChecksums:
 
     def test_of_short_long_empty_and_derived_ranges(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(io_threads, "TASK", 1000)
-        monkeypatch.setattr(io_sums, "CRC_CHUNK", 300)
+        small_blocks(monkeypatch, 300)
         content = random.Random(4).randbytes(60_000)
         data = placed(tmp_path, content)
         rng = random.Random(5)

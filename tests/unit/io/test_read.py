@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranges import copy_range, read_exact
+from ranges import copy_range, read_exact, small_blocks
 
 from ckptfix import platform
-from ckptfix.checkpoint import ByteRange, Derived
+from ckptfix.checkpoint import ByteRange, Derived, Segment
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
 from ckptfix.io import copy as io_copy
 from ckptfix.io import read as io_read
+from ckptfix.io import source as io_source
 from ckptfix.io.source import open_source
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 
 CONTENT = bytes(range(256)) * 1200  # 300 KiB: above SMALL, so that the kernel copies it
 FALLBACKS = [errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY, errno.EPERM]
@@ -86,6 +88,69 @@ class TestReading:
         chunks = list(io_read.read_chunks(ByteRange(source, 1, 2500), 1000))
         assert [len(chunk) for chunk in chunks] == [1000, 1000, 500]
         assert b"".join(chunks) == CONTENT[1:2501]
+
+    def test_blocks_are_the_bytes_and_use_one_memory(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        small_blocks(monkeypatch, 1000)
+        seen, parts = set(), []
+        for block in io_read.read_blocks(ByteRange(source, 1, 2500)):
+            assert isinstance(block, memoryview)
+            seen.add(id(block.obj))
+            parts.append(bytes(block))
+        assert [len(part) for part in parts] == [1000, 1000, 500] and len(seen) == 1
+        assert b"".join(parts) == CONTENT[1:2501]
+        assert list(io_read.read_blocks(ByteRange(source, 5, 0))) == []
+
+    def test_blocks_of_two_readers_are_apart_and_memory_comes_back(
+        self, source: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        small_blocks(monkeypatch, 100)
+        for _ in range(3):
+            pairs = zip(
+                io_read.read_blocks(ByteRange(source, 0, 450)),
+                io_read.read_blocks(ByteRange(source, 7, 450)),
+                strict=True,
+            )
+            both = [(bytes(one), bytes(other)) for one, other in pairs]
+            assert b"".join(one for one, _ in both) == CONTENT[:450]
+            assert b"".join(other for _, other in both) == CONTENT[7:457]
+            left = io_read.read_blocks(ByteRange(source, 0, 450))
+            next(left)
+            left.close()  # type: ignore[attr-defined]
+            assert len(io_source._SPARE) == 2
+        many = [io_read.read_blocks(ByteRange(source, 0, 450)) for _ in range(2 * io_source.MOST_SPARE)]
+        assert all(bytes(next(one)) == CONTENT[:100] for one in many)
+        del many
+        assert len(io_source._SPARE) == io_source.MOST_SPARE
+
+    @pytest.mark.parametrize(("offset", "length"), [(0, len(CONTENT) + 1), (len(CONTENT) - 3, 4), (1 << 62, 1), (-1, 2)])
+    def test_blocks_beyond_the_end(self, source: str, offset: int, length: int) -> None:
+        with pytest.raises(Truncated) as caught:
+            list(io_read.read_blocks(ByteRange(source, offset, length)))
+        assert caught.value.path == source
+        with open_source(source) as reader:
+            os.truncate(source, 10)
+            with pytest.raises(Truncated, match="6 are left"):
+                list(reader.blocks(4, 20))
+
+    def test_blocks_of_pieces(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        small_blocks(monkeypatch, 100)
+        stream = Derived(5, lambda: (b"ab", b"cde"))
+        pieces: tuple[Segment, ...] = (ByteRange(source, 3, 250), b"literal", stream, ByteRange(source, 0, 1))
+        made = SplicedFile("pieces", [263], lambda _: SplicedPiece(pieces))
+        blocks = [bytes(block) for block in io_read.read_blocks(made.place(0))]
+        assert b"".join(blocks) == CONTENT[3:253] + b"literalabcde" + CONTENT[:1]
+        found = b"".join(bytes(block) for block in io_read.read_blocks(ByteRange(made, 200, 60)))
+        assert found == b"".join(blocks)[200:260]
+
+    def test_whole_items_of_blocks_that_are_overwritten(self) -> None:
+        memory = bytearray(5)
+
+        def overwritten() -> Iterator[memoryview]:
+            for first in range(0, 50, 5):
+                memory[:] = CONTENT[first : first + 5]
+                yield memoryview(memory)
+
+        assert b"".join(map(bytes, io_read.whole_items(overwritten(), 4))) == CONTENT[:50]
 
     def test_chunks_of_a_derived_stream(self) -> None:
         assert list(io_read.read_chunks(Derived(5, lambda: (b"ab", b"", b"cde")))) == [b"ab", b"", b"cde"]

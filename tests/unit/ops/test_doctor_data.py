@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ranges import small_blocks
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.elements.arrays import Encoding
 from ckptfix.elements.nonfinite import PATTERNS, NonFinite, all_finite
 from ckptfix.io import threads
-from ckptfix.ops.doctor import data as doctor_data
 from ckptfix.ops.doctor.data import CheckedRange, scan
 
 
 @pytest.mark.parametrize("size", [64, 4096, threads.TASK])
 def test_parts_of_a_tensor_are_judged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(threads, "TASK", size)
-    monkeypatch.setattr(doctor_data, "CHUNK", 16)
+    small_blocks(monkeypatch, 16)
     values = np.ones(1000, np.float32)
     values[[0, 17, 999]] = np.nan
     values[500] = -np.inf

@@ -29,6 +29,25 @@ def moments(values: np.ndarray, count: int = 1 << 16) -> ElementMoments:
     return made
 
 
+@pytest.mark.parametrize("mean", [0.0, 0.3, 1.0, 3.0, 1e4, -1e6])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32])
+def test_the_spread_keeps_its_digits_wherever_the_mean_is(mean: float, dtype: Any) -> None:
+    """The squares are summed around zero or around the mean, whichever loses no digits."""
+    scale = 1000 if dtype is np.int32 else 1
+    values = ((np.random.default_rng(0).standard_normal(50_000) + mean) * scale).astype(dtype)
+    found = moments(values, 7000)
+    wide = values.astype(np.longdouble)
+    assert found.deviation == pytest.approx(float(wide.std(ddof=1)), rel=1e-11)
+    assert found.mean == pytest.approx(float(wide.mean()), rel=1e-12, abs=1e-15 * scale)
+    assert found.zeros == np.count_nonzero(values == 0)
+
+
+def test_zeros_are_counted_at_the_edge_of_the_range() -> None:
+    for values in ([0.0, 1.0, 2.0], [-0.0, -1.0], [0.0, math.nan], [-0.0, math.inf, 0.0], [1.0, 2.0], [-1.0, math.nan]):
+        array = np.array(values, np.float32)
+        assert moments(array).zeros == np.count_nonzero(array == 0)
+
+
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
           "float8_e5m2fnuz", "float8_e8m0fnu")  # fmt: skip
 OTHERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "bool")

@@ -156,7 +156,7 @@ def test_a_sector_that_can_not_be_read_costs_what_is_in_it(tmp_path: Path, monke
         return read(self, offset, length)
 
     monkeypatch.setattr(Source, "read", broken)
-    monkeypatch.setattr(zip_rebuild, "CRC_CHUNK", 4096)
+    monkeypatch.setattr(zip_rebuild, "BLOCK", 4096)
     result = repair.repair(tmp_path / "in.pth", None, check_only=True)
     assert [loss.name for loss in result.losses] == ["w3"] and len(result.kept) == 5
     assert "unreadable" in {row.id for row in result.findings}

@@ -19,7 +19,8 @@ from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import DamagedFile
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.dcp.read import folder_of, tensor_piece
-from ckptfix.io.read import read_chunks
+from ckptfix.io.read import read_blocks
+from ckptfix.io.source import Block
 from ckptfix.ops.doctor import data as doctor_data
 
 Copied = Callable[[str], Path]
@@ -145,14 +146,14 @@ def test_what_repair_refuses(copied: Copied, tmp_path: Path) -> None:
 def test_a_sound_folder_is_read_once(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows have the checksums of their items, joined; the items by themselves are read where these do not match."""
     read: list[int] = []
-    real = read_chunks
+    real = read_blocks
 
-    def counted(data: Data, *size: int) -> Iterator[bytes]:
-        for chunk in real(data, *size):
-            read.append(len(chunk))
-            yield chunk
+    def counted(data: Data) -> Iterator[Block]:
+        for block in real(data):
+            read.append(len(block))
+            yield block
 
-    monkeypatch.setattr(doctor_data, "read_chunks", counted)
+    monkeypatch.setattr(doctor_data, "read_blocks", counted)
     assert "bad-crc" not in {row.id for row in ckptfix.doctor(saved / "fsdp").findings}
     checkpoint = open_checkpoint(saved / "fsdp")
     storages = {entry.storage.identity: entry.storage.nbytes for entry in checkpoint.entries if entry.storage}
