@@ -208,12 +208,12 @@ class Source(ABC):
             yield self.read(place, min(size, offset + length - place))
 
     def blocks(self, offset: int, length: int) -> Iterator[Block]:
-        """Yield `length` bytes at `offset` in pieces of `BLOCK`, each of which the next one may overwrite.
+        """Yield `length` bytes at `offset` in pieces. A piece may overwrite the one before it.
 
-        Use this for bytes that are summed or computed with at once: fresh memory for each piece costs as much as the
-        reading, in page faults. Raises like `read`.
+        Use this for bytes that are summed or computed with at once: fresh memory for each piece costs page faults, and
+        space in the cache. Raises like `read`.
         """
-        return self.chunks(offset, length, BLOCK)
+        return self.chunks(offset, length)
 
     def expect(self, offset: int, length: int) -> None:  # noqa: B027 -- most have nothing to prepare
         """Prepare to read these bytes from front to back: a remote source may begin to fetch them."""

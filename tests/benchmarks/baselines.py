@@ -51,21 +51,66 @@ def torch_by_order(source: str, names: str, dest: str) -> None:
 def _model(source: str) -> Any:
     """An unwrapped model for the big checkpoint, without memory until it is touched."""
     import torch
-    from torch import nn
 
     state = torch.load(source, map_location="meta", weights_only=True, mmap=True)
-    layers = len(state) // 2
-    width = len(state["module.blocks.0.fc.bias"])
+    return _made(len(state) // 2, len(state["module.blocks.0.fc.bias"]), bias=True)
+
+
+def _made(layers: int, width: int, *, bias: bool) -> Any:
+    import torch
+    from torch import nn
+
     with torch.device("meta"):
-        blocks = nn.ModuleList(nn.ModuleDict({"fc": nn.Linear(width, width)}) for _ in range(layers))
+        blocks = nn.ModuleList(nn.ModuleDict({"fc": nn.Linear(width, width, bias)}) for _ in range(layers))
         model = nn.ModuleDict({"blocks": blocks})
     return model.to_empty(device="cpu")
 
 
-def load_into(source: str) -> None:
+def load_into(source: str, unverified: str = "") -> None:
     import ckptfix
 
-    assert ckptfix.load_into(_model(source), source).complete
+    assert ckptfix.load_into(_model(source), source, verify=not unverified).complete
+
+
+def torch_load(source: str) -> None:
+    import torch
+
+    torch.load(source, map_location="cpu", weights_only=True)
+
+
+def ours_load(source: str) -> None:
+    import ckptfix
+
+    ckptfix.load_state_dict(source, map_location="cpu")
+
+
+def _filled(layers: str, width: str, bias: str) -> Any:
+    """A model whose memory was written to, as that of every model is that was initialized."""
+    import torch
+
+    model = _made(int(layers), int(width), bias=bool(int(bias)))
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    return model
+
+
+def folder_into(source: str, *sizes: str) -> None:
+    import ckptfix
+
+    assert ckptfix.load_into(_filled(*sizes), source).complete
+
+
+def folder_read(source: str, *sizes: str) -> None:
+    """Make the same model, and read each byte of the folder, as ``cat`` does."""
+    from pathlib import Path
+
+    model = _filled(*sizes)
+    room = bytearray(128 << 10)
+    for path in filter(Path.is_file, Path(source).rglob("*")):
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(room):
+                pass
+    del model
 
 
 def load_state_dict(source: str, mmap: str = "") -> None:
@@ -175,6 +220,10 @@ BASELINES: dict[str, Callable[..., None]] = {
         torch_by_order,
         load_into,
         load_state_dict,
+        torch_load,
+        ours_load,
+        folder_into,
+        folder_read,
         save_file,
         pt_safe_loader,
         torch_cast,

@@ -14,6 +14,7 @@ from typing import Literal
 
 import inputs
 import packages
+from inputs import BIG_LAYERS, BIG_WIDTH
 from measure import Contender, Failed, quietly
 
 MOUNTED = ExitStack()
@@ -314,9 +315,35 @@ def load(bench: Bench) -> Case:
         bench.baseline("ckptfix", "load_into", big),
         (
             (bench.baseline("torch.load, load_state_dict", "load_state_dict", big), None),
-            (bench.baseline("torch.load(mmap), load_state_dict", "load_state_dict", big, "mmap"), None),
+            (bench.baseline("torch.load(mmap), load_state_dict", "load_state_dict", big, "mmap"), Target("ratio", 1.0)),
         ),
     )
+
+
+def load_unverified(bench: Bench) -> Case:
+    big = bench.input("big.pth")
+    rival = bench.baseline("torch.load(mmap), load_state_dict", "load_state_dict", big, "mmap")
+    ours = bench.baseline("ckptfix", "load_into", big, "unverified")
+    return Case("load_into, verify=False", ours, ((rival, Target("ratio", 0.9)),))
+
+
+def load_state_dict(bench: Bench) -> Case:
+    big = bench.input("big.pth")
+    ours, theirs = bench.baseline("ckptfix", "ours_load", big), bench.baseline("torch.load", "torch_load", big)
+    return Case("load_state_dict, in Python", ours, ((theirs, Target("ratio", 1.0)),))
+
+
+def load_folder(name: str, *, bias: bool) -> Callable[[Bench], Case]:
+    """A folder into a model, against reading each of its bytes once; both make the model."""
+
+    def case(bench: Bench) -> Case:
+        folder = bench.input(name)
+        sizes = (str(max(2, round(BIG_LAYERS * bench.scale))), str(BIG_WIDTH), str(int(bias)))
+        ours = bench.baseline("ckptfix", "folder_into", folder, *sizes)
+        rival = bench.baseline("cat, in Python", "folder_read", folder, *sizes)
+        return Case(f"load_into from {name}", ours, ((rival, Target("ratio", 1.2)),))
+
+    return case
 
 
 def to_safetensors(bench: Bench) -> Case:
@@ -409,16 +436,11 @@ def inspect(bench: Bench) -> Case:
 def doctor(bench: Bench) -> Case:
     """Every byte read, its checksum and its NaN looked for, against nothing but reading.
 
-    The rounds run on a warm page cache, from which cat copies nothing: the ratio is the worst that there is, and has
-    no target.
+    The rounds run on a warm page cache, where the ratio is the worst that there is: the target is a time.
     """
     big = bench.input("big.pth")
-    return Case(
-        "doctor, every byte",
-        bench.ckptfix("doctor", big),
-        ((Contender("cat > /dev/null", ("sh", "-c", f"cat '{big}' > /dev/null")), None),),
-        memory=100 * MB,
-    )
+    rival = Contender("cat > /dev/null", ("sh", "-c", f"cat '{big}' > /dev/null"))
+    return Case("doctor, every byte", bench.ckptfix("doctor", big), ((rival, Target("seconds", 2.4)),), 100 * MB)
 
 
 def doctor_fast(bench: Bench) -> Case:
@@ -586,6 +608,12 @@ def digest(bench: Bench) -> Case:
     return Case("digest", bench.ckptfix("digest", big), ((rival, Target("ratio", 1.1)),), memory=100 * MB)
 
 
+def digest_blake3(bench: Bench) -> Case:
+    big = bench.input("plain.safetensors")
+    ours = bench.ckptfix("digest", "--algorithm", "blake3", big)
+    return Case("digest, blake3", ours, ((cat(big), Target("seconds", 1.6)),), memory=100 * MB)
+
+
 def fleet(bench: Bench) -> Case:
     """A hundred small files: a plan and its run, against one process for each and one for all."""
     first, *_ = bench.copies("small.pth", 101)
@@ -625,6 +653,11 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "repair-dicts": of_dicts("repair", "dicts.pth"),
     "match": match,
     "load": load,
+    "load-unverified": load_unverified,
+    "load-state-dict": load_state_dict,
+    "load-dcp": load_folder("ranks", bias=False),
+    "load-hf": load_folder("shards", bias=True),
+    "load-zero": load_folder("zero3", bias=True),
     "to-safetensors": to_safetensors,
     "from-safetensors": from_safetensors,
     "shards-strip": shards_strip,
@@ -649,6 +682,7 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "stats": stats,
     "stats-cold": stats_cold,
     "digest": digest,
+    "digest-blake3": digest_blake3,
     "fleet": fleet,
     "help": help_page,
 }

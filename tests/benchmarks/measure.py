@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -100,8 +101,15 @@ def run(contender: Contender, log: Path) -> Run:
         dropped(path)
     with log.open("wb") as said:
         start = time.perf_counter()
-        child = subprocess.Popen(contender.argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=ENVIRONMENT)
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        child = subprocess.Popen(
+            contender.argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=ENVIRONMENT, process_group=0
+        )
+        try:
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        except BaseException:  # the bench is ended, and what still runs would hold the file systems that it unmounts
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            raise
         wall = time.perf_counter() - start
         moved, calls = counted(child.pid)
         _, status, usage = os.wait4(child.pid, 0)

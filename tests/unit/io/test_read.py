@@ -122,7 +122,9 @@ class TestReading:
         del many
         assert len(io_source._SPARE) == io_source.MOST_SPARE
 
-    @pytest.mark.parametrize(("offset", "length"), [(0, len(CONTENT) + 1), (len(CONTENT) - 3, 4), (1 << 62, 1), (-1, 2)])
+    @pytest.mark.parametrize(
+        ("offset", "length"), [(0, len(CONTENT) + 1), (len(CONTENT) - 3, 4), (1 << 62, 1), (-1, 2)]
+    )
     def test_blocks_beyond_the_end(self, source: str, offset: int, length: int) -> None:
         with pytest.raises(Truncated) as caught:
             list(io_read.read_blocks(ByteRange(source, offset, length)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rank_files
 import torch
 from torch import nn
 
@@ -62,6 +63,55 @@ def test_the_same_values(
     assert torch.equal(model.weight, wanted)
     assert taken == [SIDE * SIDE * wanted.itemsize >= direct_read.SMALL]
     assert model.weight._version > before, "autograd has to see that the tensor was written to"
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(SIDE, SIDE))
+
+
+def test_pieces_in_several_files_are_shared_among_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte arrives and is summed, however the shares are cut; a flipped one is found in whichever it is."""
+    monkeypatch.setattr(reading, "TWICE", 1000)
+    wanted = value(torch.float32)
+    for rank in range(3):
+        rows: dict[str, rank_files.Placed] = {"weight": (wanted, ("0",))}
+        rank_files.distributed(tmp_path / f"model_world_size_3_rank_{rank}.pt", rank, (3,), rows)
+    for share in (777, 4096, 1 << 20):
+        monkeypatch.setattr(reading, "SHARE", share)
+        model = Several()
+        ckptfix.load_into(model, tmp_path)
+        assert torch.equal(model.weight, wanted)
+        assert torch.equal(ckptfix.load_state_dict(tmp_path)["weight"], wanted)
+    damaged = tmp_path / "model_world_size_3_rank_1.pt"
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    model = Several()
+    for load in (lambda: ckptfix.load_state_dict(tmp_path), lambda: ckptfix.load_into(model, tmp_path)):
+        with pytest.raises(DamagedFile) as caught:
+            load()
+        assert caught.value.path == str(damaged) and model.weight.eq(0).all()
+
+
+def test_an_error_in_one_thread_ends_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "TWICE", 1000)
+    monkeypatch.setattr(reading, "SHARE", 1000)
+    torch.save({"weight": value(torch.float32)}, tmp_path / "x.pth")
+    filled = reading.Reading._filled
+    calls = []
+
+    def failing(self: reading.Reading, row: Any) -> int:
+        calls.append(row)
+        if len(calls) > 5:
+            raise DamagedFile("no more")
+        return filled(self, row)
+
+    monkeypatch.setattr(reading.Reading, "_filled", failing)
+    with pytest.raises(DamagedFile, match="no more; weight may be partly overwritten"):
+        ckptfix.load_into(Several(), tmp_path / "x.pth", verify=False)
+    assert len(calls) <= 7, "each of the two threads ends at its first error"
 
 
 @pytest.mark.parametrize(
