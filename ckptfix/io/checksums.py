@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.checkpoint.byte_ranges import pieces_of
+from ckptfix.errors import CkptfixError
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_blocks, read_chunks, read_from
 from ckptfix.io.source import Block, sums_of
@@ -46,7 +47,7 @@ class Checksums:
             for position, part in enumerate(task):
                 if not part.start:
                     self._places[part.number] = (nth, position)
-        self._sums: list[Future[list[int]]] = []
+        self._sums: list[Future[list[int | CkptfixError]]] = []
         self._begun = Workers().begun(_crc32_of, self._tasks)
         self._lock = Lock()
 
@@ -57,12 +58,12 @@ class Checksums:
             CkptfixError: the range cannot be read, as in `read_chunks`.
         """
         first, position = self._places[index]
-        crc = self._sums_of(first)[position]
+        crc = self._sum_of(first, position)
         for task in range(first + 1, len(self._tasks)):
             part = self._tasks[task][0]
             if part.number != index:
                 break
-            crc = crc32_joined(crc, self._sums_of(task)[0], part.data.length)
+            crc = crc32_joined(crc, self._sum_of(task, 0), part.data.length)
         return crc
 
     def segment(self, index: int, pack: Callable[[int], bytes], blank: bytes) -> Derived:
@@ -70,10 +71,13 @@ class Checksums:
         sources = read_from(self._ranges[index])
         return Derived(len(blank), lambda: (pack(self.value(index)),), CHECKSUM, sources, blank=blank)
 
-    def _sums_of(self, task: int) -> list[int]:
+    def _sum_of(self, task: int, position: int) -> int:
         with self._lock:
             self._sums += islice(self._begun, max(task + 1 - len(self._sums), 0))
-        return self._sums[task].result()
+        found = self._sums[task].result()[position]
+        if isinstance(found, CkptfixError):
+            raise found
+        return found
 
 
 class SummedStream:
@@ -102,8 +106,16 @@ class SummedStream:
         return Derived(len(blank), lambda: (pack(self.value()),), CHECKSUM, read_from(self._whole), blank=blank)
 
 
-def _crc32_of(task: Sequence[RangeBlock]) -> list[int]:
-    return [crc32_of_pieces(pieces_of(part.data)) for part in task]
+def _crc32_of(task: Sequence[RangeBlock]) -> list[int | CkptfixError]:
+    return list(map(_sum_or_error, task))
+
+
+def _sum_or_error(part: RangeBlock) -> int | CkptfixError:
+    """Return an error instead of raising it, because it concerns only one of the ranges of its task."""
+    try:
+        return crc32_of_pieces(pieces_of(part.data))
+    except CkptfixError as error:
+        return error
 
 
 def crc32_of_pieces(pieces: Iterable[Segment]) -> int:

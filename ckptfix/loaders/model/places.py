@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -173,14 +173,15 @@ def is_tensor_like(value: object) -> bool:
 
 def is_lazy(tensor: torch.Tensor) -> bool:
     """Return whether a parameter has no shape yet and takes that of the file."""
-    return isinstance(tensor, _without_shape())
+    return bool(_without_shape()(tensor))
 
 
 @cache
-def _without_shape() -> type:
-    from torch.nn.parameter import UninitializedTensorMixin
+def _without_shape() -> Callable[[torch.Tensor], bool]:
+    """Return torch's function; importing it for each tensor would take longer than the call."""
+    from torch.nn import parameter
 
-    return UninitializedTensorMixin
+    return parameter.is_lazy
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:

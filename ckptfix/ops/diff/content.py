@@ -161,7 +161,7 @@ def _digests(limit: int | None, readers: Readers, batch: list[Task]) -> list[tup
 def _digest(entry: TensorEntry, byteorder: str, swap: bool, limit: int | None, readers: Readers) -> bytes:
     """Hash the elements of `entry`, at most `limit` bytes of each part, in little-endian order if `swap`."""
 
-    def chunks() -> Iterator[bytes]:
+    def chunks() -> Iterator[bytes | memoryview]:
         for part in leaves(entry):
             place = content(part, byteorder)
             for chunk in place.chunks(readers, limit):

@@ -15,8 +15,8 @@ from ckptfix.errors import DamagedFile
 from ckptfix.io import background_checks
 from ckptfix.io.blocks import PAGE, SMALL
 from ckptfix.io.checksums import PORTION, Checksums
-from ckptfix.io.read import read_chunks
-from ckptfix.io.source import LocalFile
+from ckptfix.io.read import read_blocks
+from ckptfix.io.source import Block, LocalFile
 from ckptfix.io.write import write_plan
 
 SIZE = 3 << 20
@@ -82,11 +82,11 @@ def test_what_is_summed_already_is_not_read_again(
     path, data = source
     read: list[int] = []
 
-    def watched(part: ByteRange, size: int) -> Iterator[bytes]:
+    def watched(part: ByteRange) -> Iterator[Block]:
         read.append(part.length)
-        return read_chunks(part, size)
+        return read_blocks(part)
 
-    monkeypatch.setattr("ckptfix.io.checksums.read_chunks", watched)
+    monkeypatch.setattr("ckptfix.io.checksums.read_blocks", watched)
     whole = ByteRange(path, 0, SIZE)
     check = RangeCheck("whole", whole, zlib.crc32(data))
     write_plan(Plan((OutputFile.of(tmp_path / "unaligned", [b"h", whole]),), checks=(check,)))
