@@ -42,9 +42,6 @@ RECENT = 2_000_000_000
 TWICE = 4 << 20
 """Bytes from which on two threads read. Starting a thread takes as long as copying a few hundred kilobytes."""
 
-SHARE = 2 << 20
-"""Bytes that a thread reads before it looks for more: joining two checksums takes as long as summing 64 KiB."""
-
 
 class Differs(Exception):
     """Raised for bytes that do not match the checksum stored for them."""
@@ -154,9 +151,9 @@ class Reading:
 
         If there are many bytes, two threads read: the first touch of fresh memory takes longer than the copy.
         """
-        many = WORKERS > 1 and sum(len(row.view) for row in rows) >= TWICE
-        if many and all(is_local(row.piece.path) for row in rows):
-            sums = self._on_two_threads(rows)
+        total = sum(len(row.view) for row in rows)
+        if WORKERS > 1 and total >= TWICE and all(is_local(row.piece.path) for row in rows):
+            sums = self._on_two_threads(rows, -(-total // 2))
         else:
             sums = [self._filled(row) for row in rows]
         for row, crc in zip(rows, sums, strict=True):
@@ -164,8 +161,10 @@ class Reading:
                 self._again.append((row.piece, crc))
         return sums
 
-    def _on_two_threads(self, rows: Sequence[_Row]) -> list[int]:
-        shares = [(number, share) for number, row in enumerate(rows) for share in row.shares()]
+    def _on_two_threads(self, rows: Sequence[_Row], most: int) -> list[int]:
+        """Fill the views, in shares of at most `most` bytes that each thread takes in turn."""
+        # Large shares: two threads that touch neighboring pages for the first time wait for each other.
+        shares = [(number, share) for number, row in enumerate(rows) for share in row.shares(most)]
         made = [0] * len(shares)
         left = deque(range(len(shares)))
 
@@ -214,10 +213,10 @@ class _Row(NamedTuple):
     view: memoryview
     check: RangeCheck | None
 
-    def shares(self) -> Iterator[_Row]:
-        """Yield parts of `SHARE` bytes."""
-        for at in range(0, len(self.view), SHARE):
-            view = self.view[at : at + SHARE]
+    def shares(self, most: int) -> Iterator[_Row]:
+        """Yield parts of at most `most` bytes."""
+        for at in range(0, len(self.view), most):
+            view = self.view[at : at + most]
             yield _Row(self.piece.sub(at, len(view)), view, self.check)
 
 

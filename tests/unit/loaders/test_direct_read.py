@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,14 @@ def test_the_same_values(
     assert model.weight._version > before, "autograd has to see that the tensor was written to"
 
 
+_on_two_threads = reading.Reading._on_two_threads
+
+
+def _in_shares(self: reading.Reading, share: int, rows: Any, most: int) -> list[int]:
+    assert most >= sum(len(row.view) for row in rows) / 2
+    return _on_two_threads(self, rows, share)
+
+
 class Several(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +88,7 @@ def test_pieces_in_several_files_are_shared_among_threads(tmp_path: Path, monkey
         rows: dict[str, rank_files.Placed] = {"weight": (wanted, ("0",))}
         rank_files.distributed(tmp_path / f"model_world_size_3_rank_{rank}.pt", rank, (3,), rows)
     for share in (777, 4096, 1 << 20):
-        monkeypatch.setattr(reading, "SHARE", share)
+        monkeypatch.setattr(reading.Reading, "_on_two_threads", partialmethod(_in_shares, share))
         model = Several()
         ckptfix.load_into(model, tmp_path)
         assert torch.equal(model.weight, wanted)
@@ -97,7 +106,7 @@ def test_pieces_in_several_files_are_shared_among_threads(tmp_path: Path, monkey
 
 def test_an_error_in_one_thread_ends_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "TWICE", 1000)
-    monkeypatch.setattr(reading, "SHARE", 1000)
+    monkeypatch.setattr(reading.Reading, "_on_two_threads", partialmethod(_in_shares, 1000))
     torch.save({"weight": value(torch.float32)}, tmp_path / "x.pth")
     filled = reading.Reading._filled
     calls = []
