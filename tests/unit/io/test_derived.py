@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 from ranges import small_blocks
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Plan, Segment
-from ckptfix.errors import DamagedFile, Truncated
+from ckptfix.errors import CkptfixError, DamagedFile, Truncated
 from ckptfix.io import checksums as io_sums
 from ckptfix.io import derived as streams
 from ckptfix.io import threads as io_threads
@@ -296,7 +296,7 @@ class TestChecksums:
         summed = []
         real = io_sums._crc32_of
 
-        def counted(task: Sequence[io_threads.RangeBlock]) -> list[int]:
+        def counted(task: Sequence[io_threads.RangeBlock]) -> list[int | CkptfixError]:
             summed.append(task)
             return real(task)
 
