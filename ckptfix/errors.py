@@ -228,6 +228,14 @@ class WouldLoseData(Refused):
     """The output could not hold everything that the input has."""
 
 
+class CutUnknown(Refused):
+    """Nothing states along which dimension ranks cut a tensor; `dims` proposes it: name -> dimension."""
+
+    def __init__(self, message: str, *, dims: Mapping[str, str], **place: object) -> None:
+        super().__init__(message, **place)  # type: ignore[arg-type]
+        self.dims = dims
+
+
 class PartialPrefix(Refused):
     """Only some keys of a state dict have the prefix; `others` are the keys without it."""
 

@@ -234,6 +234,12 @@ FOLDERS: tuple[FindingKind, ...] = (
         (), "save the checkpoint again",
     ),
     FindingKind(
+        "stacked-layers", "info", "tensors that hold all layers of a model",
+        "Megatron-LM's torch_dist format stacks the tensors of all layers in one, whose first dimension counts the "
+        "layers: decoder.layers.mlp.linear_fc1.weight has no number. Other libraries, and Megatron-LM's classic "
+        "files, have a tensor for each layer. A table of names divides them, where one has the model.",
+    ),
+    FindingKind(
         "dcp-saved-at", "info", "the folder that a distributed checkpoint was saved to",
         "The .metadata holds its full path, which may reveal names of users and machines. torch does not need "
         "it.",

@@ -125,6 +125,7 @@ _ROWS = {
     "ranks": _Row("ranks.format", signs.named("rank"), folder=True),
     "hf": _Row("shards.format", signs.named("-of-", ".index"), folder=True, lists=True),
     "hf-bin": _Row("shards.format", signs.never, "TORCH_FORMAT", folder=True),
+    "torch-checkpointing": _Row("shards.format", signs.named("metadata.pkl"), "ITEMS_FORMAT", folder=True),
     "hf-dcp": _Row("shards.format", signs.never, "SLICES_FORMAT", folder=True),
 }  # fmt: skip
 

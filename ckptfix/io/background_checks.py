@@ -14,7 +14,7 @@ from ckptfix.errors import DamagedFile
 from ckptfix.io.checksums import PORTION, JoinedSums, crc32_on
 from ckptfix.io.copy import by_kernel
 from ckptfix.io.crc import checksum
-from ckptfix.io.read import CHECKSUM, read_from
+from ckptfix.io.read import CHECKSUM, read_from, row_block
 from ckptfix.io.source import open_source, sums_of, threads
 from ckptfix.io.threads import OVERHEAD, Flag
 
@@ -28,10 +28,10 @@ WAITING = 16
 class Checking:
     """The checks of a plan, one after the other, in other threads than the writer's.
 
-    Bytes that the writer reads are summed right afterwards (`saw`), and so are those that a checksum of the output
-    covers: their checks come last, and join these sums. Other bytes are read here, in the same order as the kernel
-    copies them: the later reader finds them in the page cache. CRC-32 takes 0.4 s per GB, and releases the interpreter
-    for other threads.
+    Bytes that the writer reads are summed right afterwards (`saw`, `sum`), and so are those that a checksum of the
+    output covers: their checks come last, and join these sums. Other bytes are read here, in the same order as the
+    kernel copies them: the later reader finds them in the page cache. CRC-32 takes 0.4 s per GB, and releases the
+    interpreter for other threads.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -44,15 +44,15 @@ class Checking:
         self._last: list[RangeCheck] = []
         if not plan.checks:
             return
-        summed, read = _summed(plan)
+        made, summed, read = _summed(plan)
         now: list[RangeCheck] = []
         for check in sorted(plan.checks, key=_place):
             data = check.data
             if not isinstance(data, ByteRange) or data.length < PORTION:
                 now.append(check)
-            elif summed.meet(data):
+            elif not made.meet(data) and summed.meet(data):
                 self._last.append(check)
-            elif read.meet(data):
+            elif made.meet(data) or read.meet(data):
                 self._last.append(check)
                 begins, ends = self._wanted.setdefault(data.path, ([], []))
                 begins.append(data.offset)
@@ -62,13 +62,9 @@ class Checking:
         self._pool = threads(2, "checks")
         self._running.append(self._pool.submit(run, now, self._stopped))
 
-    def saw(self, name: str, offset: int, data: bytes) -> None:
-        """Process bytes of the file that the writer has read."""
-        wanted = self._wanted.get(name)
-        if wanted is None or self._pool is None or len(data) < PORTION:
-            return
-        number = bisect_right(wanted[0], offset) - 1
-        if number < 0 or offset + len(data) > wanted[1][number]:
+    def saw(self, name: str, offset: int, data: bytes | memoryview) -> None:
+        """Sum bytes of the file that the writer has read, in another thread: they must not change any more."""
+        if self._pool is None or not self._is_wanted(name, offset, len(data)):
             return
         self._room.acquire()
         try:
@@ -76,6 +72,19 @@ class Checking:
         except BaseException:
             self._room.release()
             raise
+
+    def sum(self, name: str, offset: int, data: bytes | memoryview) -> None:
+        """Sum bytes of the file that one of the writer's own threads has read, while they are in its cache."""
+        if self._is_wanted(name, offset, len(data)):
+            sums_of(name)[offset] = len(data), checksum(data)
+
+    def _is_wanted(self, name: str, offset: int, length: int) -> bool:
+        """Return whether a check that comes last covers these bytes, and they are worth remembering."""
+        wanted = self._wanted.get(name)
+        if wanted is None or length < PORTION:
+            return False
+        number = bisect_right(wanted[0], offset) - 1
+        return number >= 0 and offset + length <= wanted[1][number]
 
     def finish(self) -> None:
         """Wait for all checks.
@@ -97,7 +106,7 @@ class Checking:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _sum(self, name: str, offset: int, data: bytes) -> None:
+    def _sum(self, name: str, offset: int, data: bytes | memoryview) -> None:
         try:
             if not self._stopped.is_set():
                 sums_of(name)[offset] = len(data), checksum(data)
@@ -126,23 +135,26 @@ class _Ranges:
         return before or (number < len(places) and places[number][0] < where.end)
 
 
-def _summed(plan: Plan) -> tuple[_Ranges, _Ranges]:
-    """Return the ranges that the checksums of the output cover, and the ranges that the writer reads."""
-    summed, read = _Ranges(), _Ranges()
+def _summed(plan: Plan) -> tuple[_Ranges, _Ranges, _Ranges]:
+    """Return the ranges in blocks of rows, those that checksums of the output cover, and those that the writer reads.
+
+    The checksum of a block is that of its rows, and not of the ranges.
+    """
+    made, summed, read = _Ranges(), _Ranges(), _Ranges()
     for file in plan.files:
         position = 0
         for segment in file.segments:
             if isinstance(segment, ByteRange):
                 if segment.length >= PORTION and not by_kernel(segment, position):
                     read.add(segment)
-            elif not isinstance(segment, bytes) and segment.what == CHECKSUM:
+            elif not isinstance(segment, bytes) and (segment.what == CHECKSUM or row_block(segment) is not None):
                 for where in read_from(segment):
                     if where.length >= PORTION:
-                        summed.add(where)
+                        (summed if segment.what == CHECKSUM else made).add(where)
             position += segment_length(segment)
-    summed.sort()
-    read.sort()
-    return summed, read
+    for ranges in (made, summed, read):
+        ranges.sort()
+    return made, summed, read
 
 
 def run(checks: Iterable[RangeCheck], stopped: Flag | None = None, joined: JoinedSums | None = None) -> None:

@@ -15,10 +15,10 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
-from ckptfix.checkpoint.byte_ranges import pieces_of
+from ckptfix.checkpoint.byte_ranges import Spliced, pieces_of, segment_length
 from ckptfix.errors import CkptfixError
 from ckptfix.io.crc import checksum
-from ckptfix.io.read import CHECKSUM, read_blocks, read_chunks, read_from
+from ckptfix.io.read import CHECKSUM, read_blocks, read_chunks, read_from, row_block
 from ckptfix.io.source import Block, sums_of
 from ckptfix.io.threads import Flag, RangeBlock, Workers, tasks
 
@@ -40,7 +40,9 @@ class Checksums:
 
     def __init__(self, ranges: Sequence[Data]) -> None:
         self._ranges = ranges
-        self._tasks = tasks(ranges)
+        self._made = {number: pieces for number, data in enumerate(ranges) if (pieces := _of_blocks(data))}
+        """Ranges that are assembled: their blocks are summed while they are written, so that each is made once."""
+        self._tasks = tasks(_nothing(data) if number in self._made else data for number, data in enumerate(ranges))
         self._places: list[tuple[int, int]] = [(0, 0)] * len(ranges)
         """For each range: the task that it begins in, and its position there."""
         for nth, task in enumerate(self._tasks):
@@ -57,6 +59,8 @@ class Checksums:
         Raises:
             CkptfixError: the range cannot be read, as in `read_chunks`.
         """
+        if index in self._made:
+            return crc32_of_pieces(self._made[index])
         first, position = self._places[index]
         crc = self._sum_of(first, position)
         for task in range(first + 1, len(self._tasks)):
@@ -118,11 +122,32 @@ def _sum_or_error(part: RangeBlock) -> int | CkptfixError:
         return error
 
 
+def _of_blocks(data: Data) -> tuple[Segment, ...]:
+    """Return the pieces of a range if there are blocks of rows among them, which are then summed when they are made."""
+    if not isinstance(data, ByteRange) or not isinstance(data.path, Spliced):
+        return ()
+    pieces = tuple(pieces_of(data))
+    blocks = [block for piece in pieces if (block := row_block(piece)) is not None]
+    for block in blocks:
+        block.is_summed = True
+    return pieces if blocks else ()
+
+
+def _nothing(data: Data) -> Data:
+    return data.sub(0, 0) if isinstance(data, ByteRange) else data
+
+
 def crc32_of_pieces(pieces: Iterable[Segment]) -> int:
     """Return the checksum of the concatenated pieces. Raises like `read_chunks`."""
     crc = 0
     for piece in pieces:
-        if isinstance(piece, ByteRange) and piece.length >= PORTION:
+        block = row_block(piece)
+        if block is not None and block.is_summed:
+            if block.crc32 is None:
+                block.made()
+            assert block.crc32 is not None
+            crc = crc32_joined(crc, block.crc32, segment_length(piece))
+        elif isinstance(piece, ByteRange) and piece.length >= PORTION:
             own = crc32_on(piece)
             sums_of(piece.path)[piece.offset] = piece.length, own
             crc = crc32_joined(crc, own, piece.length) if crc else own

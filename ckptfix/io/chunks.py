@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Derived, Segment
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
+from ckptfix.io.crc import checksum
 from ckptfix.io.derived import BLOCK
-from ckptfix.io.read import ROWS
+from ckptfix.io.read import ROWS, RowBlock, Saw, cut
 from ckptfix.io.source import Readers
-
-if TYPE_CHECKING:
-    import numpy
+from ckptfix.io.system import keep_freed_memory
+from ckptfix.urls import Virtual
 
 MAX_WORK = 64
 """The most visits to a chunk, per chunk: the chunks of a mesh take one for each of its dimensions."""
+
+PART = 128 << 10
+"""Bytes of each chunk that a block has if rows of several chunks make it larger than `BLOCK`."""
+
+MOST = 4 * BLOCK
+"""The most bytes of such a block, unless one row has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,32 +144,66 @@ class _Tiling:
                 self._check_row(below, shape[1:], (*at, first))
 
     def _blocks(self, inner: tuple[int, ...], chunks: list[Chunk], rows: int) -> Iterator[Segment]:
-        """Yield rows that several chunks share, in streams of at most `BLOCK` bytes."""
+        """Yield rows that several chunks share, in streams of about `BLOCK` bytes."""
         row = math.prod(inner) * self._itemsize
-        height = max(1, BLOCK // row)
+        height = max(1, min(max(BLOCK, len(chunks) * PART), MOST) // row)
         for first in range(0, rows, height):
             count = min(height, rows - first)
-            yield self._block(inner, [_rows(chunk, first, first + count, 0) for chunk in chunks], count, row)
+            inside = [_rows(chunk, first, first + count, 0) for chunk in chunks]
+            yield _Rows((count, *inner), self._itemsize, inside).all()
 
-    def _block(self, inner: tuple[int, ...], chunks: list[Chunk], count: int, row: int) -> Derived:
-        itemsize = self._itemsize
 
-        def made() -> Iterator[bytes]:
-            import numpy
+class _Rows(RowBlock):
+    """A block of rows of the sizes `shape`, which these chunks share."""
 
-            kind = f"V{itemsize}"
-            block: numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.void]] = numpy.empty((count, *inner), kind)
-            with Readers() as readers:
-                for chunk in chunks:
-                    data = readers[chunk.data.path].read(chunk.data.offset, chunk.data.length)
-                    box = tuple(
-                        slice(first, first + size)
-                        for first, size in zip(chunk.offsets[1:], chunk.sizes[1:], strict=True)
-                    )
-                    block[(slice(None), *box)] = numpy.frombuffer(data, kind).reshape(chunk.sizes)
-            yield block.tobytes()
+    __slots__ = ("_chunks", "_itemsize", "_shape")
 
-        return Derived(count * row, made, ROWS, tuple(chunk.data for chunk in chunks))
+    def __init__(self, shape: tuple[int, ...], itemsize: int, chunks: Sequence[Chunk]) -> None:
+        super().__init__()
+        self._shape = shape
+        self._itemsize = itemsize
+        self._chunks = chunks
+
+    def all(self) -> Derived:
+        """Return all bytes of the block."""
+        nbytes = math.prod(self._shape) * self._itemsize
+        return Derived(nbytes, self, ROWS, tuple(chunk.data for chunk in self._chunks))
+
+    def part(self, first: int, count: int) -> Derived:
+        inner = self._shape[1:]
+        row = math.prod(inner) * self._itemsize
+        top, bottom = first // row, -(-(first + count) // row)
+        inside = [_rows(chunk, top, bottom, 0) for chunk in self._chunks]
+        rows = _Rows((bottom - top, *inner), self._itemsize, inside).all()
+        first -= top * row
+        if count == rows.length:
+            return rows
+        return replace(rows, length=count, chunks=lambda: cut(rows.chunks(), first, count))
+
+    def made(self, saw: Saw | None = None) -> memoryview:
+        import numpy
+
+        keep_freed_memory()
+        # numpy copies numbers several times as fast as elements without a type: the widest that no chunk divides.
+        edges = (self._shape[-1], *(edge for chunk in self._chunks for edge in _edges(chunk, -1)))
+        width = math.gcd(8, *(edge * self._itemsize for edge in edges))
+        kind = numpy.dtype(f"u{width}")
+        block = numpy.empty((*self._shape[:-1], self._shape[-1] * self._itemsize // width), kind)
+        read = numpy.empty(max(chunk.data.length for chunk in self._chunks), numpy.uint8)
+        with Readers() as readers:
+            for chunk in self._chunks:
+                own = read[: chunk.data.length]
+                readers[chunk.data.path].read_into(chunk.data.offset, own.data)
+                if saw is not None and not isinstance(chunk.data.path, Virtual):
+                    saw(chunk.data.path, chunk.data.offset, own.data)
+                *outer, inner = zip(chunk.offsets, chunk.sizes, strict=True)
+                first, size = (number * self._itemsize // width for number in inner)
+                box = (*(slice(at, at + count) for at, count in outer), slice(first, first + size))
+                block[box] = own.view(kind).reshape(*chunk.sizes[:-1], size)
+        made = block.reshape(-1).view(numpy.uint8).data
+        if self.is_summed:
+            self.crc32 = checksum(made)
+        return made
 
 
 def _edges(chunk: Chunk, axis: int) -> tuple[int, int]:

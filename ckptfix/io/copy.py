@@ -9,10 +9,15 @@ from collections.abc import Callable
 from ckptfix import platform
 from ckptfix.checkpoint import ByteRange
 from ckptfix.io.blocks import CLONE_CHUNK, PAGE, SMALL, block_of, share, whole_blocks
+from ckptfix.io.read import Saw
 from ckptfix.io.source import BATCH, Source
 
 KERNEL_CHUNK = 16 << 20
 """Bytes per call to the kernel: some 10 ms, so that progress advances and an interrupt is answered."""
+
+WRITE = 64 << 10
+"""Bytes per write: for longer ones, ext4 looks for large blocks of free memory in a row (Linux 6.18 has large folios),
+which took up to six times as long on a machine whose memory was full."""
 
 LONG = 256 << 10
 """Bytes of a piece that is too long to be worth joining with others."""
@@ -27,13 +32,10 @@ _OTHER_MEANS = {
     errno.EIO,  # pread and write then show which side has failed
 }
 
+
 def by_kernel(where: ByteRange, position: int) -> bool:
     """Return whether the kernel can copy a range to `position` of the output, so that it need not be read."""
     return where.length >= SMALL and (where.offset - position) % PAGE == 0
-
-
-Saw = Callable[[str, int, bytes], None]
-"""Called with the data that is read: name of the source, offset, bytes. Data that the kernel copies is not included."""
 
 
 def _position(fd: int) -> int:
@@ -68,10 +70,10 @@ class Sink:
         self._apart: set[int] = set()
         """File systems whose blocks this file cannot share: each is tried once."""
         self._position = _position(fd)
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | memoryview] = []
         self._pending = 0
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes | memoryview) -> None:
         self._pieces.append(data)
         self._pending += len(data)
         if self._pending >= BATCH or len(data) >= LONG:
@@ -150,10 +152,10 @@ class Sink:
             self._position += count
             self._advance(count)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:
-            written = os.write(self._fd, view)
+            written = os.write(self._fd, view[:WRITE])
             if not written:
                 raise OSError(errno.EIO, "write accepted no bytes")
             view = view[written:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
@@ -16,7 +17,41 @@ CHECKSUM = "checksum"
 """`Derived.what` for a checksum of other bytes of the plan."""
 
 ROWS = "rows of several chunks"
-"""`Derived.what` for a block of rows that is read from several ranges, and can be made before it is needed."""
+"""`Derived.what` for a `RowBlock`, or a part of one."""
+
+Saw = Callable[[str, int, bytes | memoryview], None]
+"""Called with the data that is read: name of the source, offset, bytes. Data that the kernel copies is not included."""
+
+
+class RowBlock(ABC):
+    """The `Derived.chunks` of a block of rows that is read from several ranges, and can be made before it is needed.
+
+    Attributes:
+        is_summed: the output needs the checksum of the block, so it is summed when it is made.
+        crc32: that checksum; None until it is known.
+    """
+
+    __slots__ = ("crc32", "is_summed")
+
+    def __init__(self) -> None:
+        self.is_summed = False
+        self.crc32: int | None = None
+
+    @abstractmethod
+    def made(self, saw: Saw | None = None) -> memoryview:
+        """Return the bytes of the block, in memory that nothing else uses. Raises like `read_chunks`."""
+
+    @abstractmethod
+    def part(self, first: int, count: int) -> Derived:
+        """Return `count` bytes of the block from `first` on; only the rows that have them are read."""
+
+    def __call__(self) -> Iterator[bytes]:
+        yield bytes(self.made())
+
+
+def row_block(segment: Segment) -> RowBlock | None:
+    """Return the block of rows that a segment is; None for anything else, such as a part of a block."""
+    return segment.chunks if isinstance(segment, Derived) and isinstance(segment.chunks, RowBlock) else None
 
 
 def read_from(segment: Segment) -> tuple[ByteRange, ...]:

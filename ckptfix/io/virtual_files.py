@@ -15,7 +15,7 @@ from ckptfix.checkpoint.byte_ranges import Spliced, pieces_of
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile
 from ckptfix.io.checksums import crc32_joined
-from ckptfix.io.read import CHECKSUM, cut
+from ckptfix.io.read import CHECKSUM, cut, row_block
 from ckptfix.io.source import BATCH, Block, Name, Readers, Source, is_local
 
 
@@ -204,6 +204,9 @@ def part_of(segment: Segment, first: int, count: int) -> Segment:
         return segment[first : first + count]
     if isinstance(segment, ByteRange):
         return segment.sub(first, count)
+    block = row_block(segment)
+    if block is not None:
+        return block.part(first, count)
     chunks = segment.chunks
     return replace(segment, length=count, chunks=lambda: cut(chunks(), first, count), blank=b"")
 
@@ -258,7 +261,9 @@ class _MadeSource(Source):
             segment, start = self._made.at(offset)
             count = min(length, segment_length(segment) - start)
             if isinstance(segment, Derived) and segment.what != CHECKSUM:
-                yield from cut(segment.chunks(), start, count)
+                part = part_of(segment, start, count)
+                assert isinstance(part, Derived)
+                yield from part.chunks()
             else:
                 yield from super().chunks(offset, count, size)
             offset += count
@@ -283,6 +288,9 @@ def _made(segment: Derived, start: int, count: int) -> bytes:
     """Return `count` bytes at `start` of a stream that must be run from its beginning."""
     if segment.what == CHECKSUM:
         return segment.blank[start : start + count]
+    block = row_block(segment)
+    if block is not None and count:
+        return b"".join(block.part(start, count).chunks())
     found = bytearray()
     for piece in cut(segment.chunks(), start, count):
         found += piece

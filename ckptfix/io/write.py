@@ -275,7 +275,7 @@ def write_plan(
     try:
         for output in outputs:
             with named(output.file.path, output.file.nbytes):
-                output.write(sources, advance, checking.saw, syncing, wait=output is outputs[-1])
+                output.write(sources, advance, checking, syncing, wait=output is outputs[-1])
         syncing.wait()
         checking.finish()
         sources.check_unchanged()

@@ -534,8 +534,10 @@ def refuse_damaged(
     if broken:
         message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
         where, offset = broken[0].where or None, broken[0].offset
-        hint = truncated_hint(checkpoint.path) if broken[0].id == "truncated" else None
-        if broken[0].id == "unknown-dtype":
+        hint = table.said_remedy(broken[0], checkpoint.path).advice
+        if broken[0].id == "truncated":
+            hint = truncated_hint(checkpoint.path)
+        elif broken[0].id == "unknown-dtype":
             hint = f"`{command('repair', checkpoint.path, 'OUT')}` writes the other tensors"
         raise WouldLoseData(message, path=checkpoint.path, where=where, offset=offset, hint=hint)
 

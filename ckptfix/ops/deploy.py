@@ -13,7 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, OutputFile
-from ckptfix.errors import NoSuchTensor, PartialPrefix, Refused, StrPath
+from ckptfix.commands import quoted
+from ckptfix.errors import CutUnknown, NoSuchTensor, PartialPrefix, Refused, StrPath
+from ckptfix.findings.steps import Invocation, Step, shell_line
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.target import FormatName, named_format, of_suffix
@@ -213,21 +215,46 @@ def convert(
     paths = [source] if isinstance(source, str | os.PathLike) else list(source)
     if dtype is not None and not dequantize:
         dtype_of(dtype)
-    if not changes and not (at is not None and len(paths) == 1 and _keeps_object(dest, to) and not conversion):
-        return plain.convert(source, dest, to=to, at=at, **conversion, **shaping, **how.keywords())
-    if not paths:
-        raise Refused("there is no file to convert")
-    return any_source.carry_out(
-        *(paths[0], dest, changes, _finish, how),
-        to=to,
-        at=at,
-        alone=True,
-        several=paths if len(paths) > 1 else (),
-        conversion=conversion,
-        shaping=shaping,
-        headline=True,
-        amend=None if dtype is None or dequantize else partial(_with_dtype, dtype=dtype_of(dtype)),
-    )
+    try:
+        if not changes and not (at is not None and len(paths) == 1 and _keeps_object(dest, to) and not conversion):
+            return plain.convert(source, dest, to=to, at=at, **conversion, **shaping, **how.keywords())
+        if not paths:
+            raise Refused("there is no file to convert")
+        return any_source.carry_out(
+            *(paths[0], dest, changes, _finish, how),
+            to=to,
+            at=at,
+            alone=True,
+            several=paths if len(paths) > 1 else (),
+            conversion=conversion,
+            shaping=shaping,
+            headline=True,
+            amend=None if dtype is None or dequantize else partial(_with_dtype, dtype=dtype_of(dtype)),
+        )
+    except CutUnknown as error:
+        options = {"to": to, **shaping, **asked, **conversion, "at": at, "dtype": dtype}
+        options |= {"force": force, "keep_old": keep_old, "dims": {**(dims or {}), **error.dims}}
+        error.hint = _with_dims(paths, dest, options)
+        raise
+
+
+def _with_dims(paths: Sequence[StrPath], dest: StrPath, options: Mapping[str, Any]) -> str:
+    """Return the hint with the command of these options, which include the cuts that nothing states."""
+    words = {name: _as_words(value) for name, value in options.items() if value and name != "origin"}
+    first, *more = (os.fspath(path) for path in paths)
+    if more:
+        words = {"output": os.fspath(dest), **words}
+    line = shell_line(Invocation(Step("convert", tuple(words.items())), first, "" if more else os.fspath(dest)).argv())
+    line = " ".join([line, *map(quoted, more)])
+    return f"`{line}` cuts it along dimension 0; change =0 to =1 for dimension 1"
+
+
+def _as_words(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple((str(name), str(one)) for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(str, value))
+    return value if isinstance(value, bool) else str(value)
 
 
 def _first(source: StrPath | Sequence[StrPath]) -> StrPath | None:

@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.checkpoint.tree import Item, ListValue, ObjectValue, fields, listed, pairs_of
-from ckptfix.commands import command, verbatim
+from ckptfix.commands import command, quoted, verbatim
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
 from ckptfix.formats.members import NEMO_FILE, NEMO_JOINS, RANKS_METADATA
-from ckptfix.formats.ranks.wrapped import is_dtensor, is_flat, wrapped_of
+from ckptfix.formats.ranks.wrapped import flat_way, is_dtensor, is_flat, wrapped_of
 from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.common import PickledObject, maybe_pickled_object
@@ -58,18 +58,6 @@ GATHER = (
 )
 
 FLAT_KIND = "flat parameters"
-
-FLAT = (
-    "load each file into the same FSDP model on as many ranks, as a LOCAL_STATE_DICT, and save its "
-    "FULL_STATE_DICT: the lines are in `ckptfix help recipes`, under flat parameters"
-)
-"""Advice that joins flat parameters: only torch can cut them into those of a model."""
-
-FAIRSCALE = (
-    "fairscale joins them: FullyShardedDataParallel.consolidate_shard_weights, with the state dicts of all ranks and "
-    "their shard_metadata (local_metadata_dict() of the wrapped model)"
-)
-"""The same for fairscale, whose names count from ``flat_param_0``."""
 
 _RANK_IN_NAME = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+|rank[_-]?(\d+)|^shard-(\d+)-")
 
@@ -210,7 +198,8 @@ def _of_item(checkpoint: Checkpoint) -> RankShard | None:
     folder, item, rank = listed_as
     missing = f"metadata.pkl lists it as the file of a rank, with slices of the tensors of {item.name}"
     where = checkpoint.entries[0].name
-    return RankShard("safetensors shard", rank, len(item.files), missing, where, consolidates(folder, item))
+    way = command("convert", folder, "OUT.safetensors") if item.is_joined else consolidates(folder, item)
+    return RankShard("safetensors shard", rank, len(item.files), missing, where, way, item.is_joined)
 
 
 def _item_of(path: str) -> tuple[str, RankItem, int] | None:
@@ -367,10 +356,23 @@ def _of_slices(checkpoint: Checkpoint) -> RankShard | None:
         if world < 2:
             return None
     there = files is not None
-    joins = command("convert", folder, "OUT.safetensors") if there else _FOLDER_JOINS
+    joins = command("convert", folder, "OUT.safetensors")
+    if not there:
+        lost = [one for one in range(min(world, _MOST_FOLDERS)) if one != rank]
+        joins = _copied_in(place, lost, meta is not None, joins)
     where = next((entry.name for entry in checkpoint.entries), "")
     missing = "each rank has slices of the tensors"
     return RankShard("model parallel", rank, world or None, missing, where, joins, there)
+
+
+def _copied_in(place: Path, lost: Sequence[int], is_meta: bool, joins: str) -> str:
+    """Return the advice to copy the files of the `lost` ranks beside the file of another, and then to join them."""
+    if not lost:
+        return _FOLDER_JOINS
+    pattern = r"(?<=consolidated\.)(\d+)" if is_meta else r"(?<=-model_part-)(\d+)"
+    front, number, suffix = re.split(pattern, place.name)
+    names = [f"{front}{rank:0{len(number)}d}{suffix}" for rank in lost]
+    return f"copy {some(names)} into {quoted(place.parent)} too: `{joins}` joins them"
 
 
 def _nemo_config(item: Item) -> Mapping[str, Item]:
@@ -495,7 +497,7 @@ def _piece(entry: TensorEntry, item: Item) -> RankShard | None:
         return _dtensor(entry, state)
     if is_flat(entry.key):
         missing = f"{entry.key} holds the parameters of an FSDP unit in one row; no file has their names and shapes"
-        return RankShard(FLAT_KIND, None, None, missing, entry.name, _flat_way(entry.key))
+        return RankShard(FLAT_KIND, None, None, missing, entry.name, flat_way(entry.key))
     return None
 
 
@@ -535,13 +537,8 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Item]) -> RankShard | None:
             for part, offset in zip(entry.parts[:3], [*offsets, *[None] * 3], strict=False)
         )
         what = f"a shard of {list(entry.shape)}: {held}"
-    kind, way = (FLAT_KIND, _flat_way(entry.key)) if is_flat(entry.key) else ("ShardedTensor", GATHER)
+    kind, way = (FLAT_KIND, flat_way(entry.key)) if is_flat(entry.key) else ("ShardedTensor", GATHER)
     return RankShard(kind, _number(rank), _number(world), f"{entry.key} is {what}", entry.name, way)
-
-
-def _flat_way(key: str) -> str:
-    """Return the advice that joins flat parameters with this key."""
-    return FAIRSCALE if re.fullmatch(r"(.*\.)?flat_param_\d+", key) else FLAT
 
 
 def _dtensor(entry: TensorEntry, state: Mapping[str, Item]) -> RankShard | None:

@@ -18,6 +18,7 @@ from ckptfix.formats.dcp.images import Images
 from ckptfix.formats.dcp.items import ChunkName, TensorItem, tensor_item, value_item
 from ckptfix.formats.dcp.metadata import Metadata, Path, SavedChunk, SavedKey, StorageInfo
 from ckptfix.formats.dcp.molds import Molds
+from ckptfix.formats.dcp.stacked import stacked_layers
 from ckptfix.formats.folders.assembly import Assembled, Assembly
 from ckptfix.formats.folders.copies import differing
 from ckptfix.formats.folders.safe_paths import file_inside
@@ -280,6 +281,7 @@ def assembled(path: str, said: Metadata, files: ItemFiles, rows: Sequence[Findin
             key = assembly.storage(spliced.place(next(numbers)))
             nesting.put(saved.path, assembly.tensor(key, saved.dtype, saved.shape))
     findings += _cut(said, files)
+    findings += stacked_layers(path, {saved.fqn: saved.shape for saved in tensors})
     kind, traits = _kind(tensors, files), _traits(said, files)
     checkpoint = assembly.checkpoint(
         nesting.root, path, format=kind, files=files.marks, traits=traits, findings=findings

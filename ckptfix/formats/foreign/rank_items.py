@@ -16,6 +16,7 @@ Source: torch_checkpointing e57668f, distributed_metadata.py and checkpoint_layo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from pathlib import PurePosixPath
 
 from ckptfix.dataclass import dataclass
@@ -40,11 +41,18 @@ class RankItem:
     Attributes:
         files: rank -> the file, relative to the folder.
         format: ``"torch"`` or ``"safetensors"``.
+        slices: what the metadata states of its tensors; None in version 1.0.
     """
 
     name: str
     files: Mapping[int, str]
     format: str
+    slices: Node = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_joined(self) -> bool:
+        """True if the folder is read as one checkpoint: the metadata says where each slice belongs."""
+        return self.format == "safetensors" and self.slices is not None
 
     def rank_of(self, file: str) -> int | None:
         """Return the rank whose file this is; None if it is of none."""
@@ -64,8 +72,9 @@ def rank_items(folder: str) -> list[RankItem]:
     except (CkptfixError, OSError):
         return []
     made = []
+    about = texts(texts(graph.root).get("metadata"))
     for name, layouts in _layouts(graph.root).items():
-        item = _item(name, layouts)
+        item = _item(name, layouts, texts(about.get(name)).get("nested_path_to_metadata"))
         if item is not None:
             made.append(item)
     return sorted(made, key=lambda item: (item.name != "model", item.name))
@@ -92,18 +101,18 @@ def item_of(path: str) -> tuple[str, RankItem, int] | None:
 
 def _layouts(root: Node) -> dict[str, dict[int, Node]]:
     """Return item -> rank -> layout."""
-    top = _texts(root)
+    top = texts(root)
     found: dict[str, dict[int, Node]] = {}
-    for name, about in _texts(top.get("metadata")).items():
-        if "rank_to_layout_info" in _texts(about):
-            found[name] = _numbers(_texts(about)["rank_to_layout_info"])
+    for name, about in texts(top.get("metadata")).items():
+        if "rank_to_layout_info" in texts(about):
+            found[name] = _numbers(texts(about)["rank_to_layout_info"])
     for rank, items in _numbers(top.get("rank_to_layout_info_mappings")).items():
-        for name, layout in _texts(items).items():
+        for name, layout in texts(items).items():
             found.setdefault(name, {})[rank] = layout
     return found
 
 
-def _item(name: str, layouts: Mapping[int, Node]) -> RankItem | None:
+def _item(name: str, layouts: Mapping[int, Node], slices: Node) -> RankItem | None:
     files: dict[int, str] = {}
     formats: set[str | None] = set()
     for rank, layout in sorted(layouts.items()):
@@ -111,14 +120,14 @@ def _item(name: str, layouts: Mapping[int, Node]) -> RankItem | None:
             files[rank] = f"{name}_{rank}.pt"
             formats.add("torch")
             continue
-        own = _texts(layout)
-        file, kind = own.get("file_path"), _texts(own.get("serialization_format")).get("type")
+        own = texts(layout)
+        file, kind = own.get("file_path"), texts(own.get("serialization_format")).get("type")
         if not isinstance(file, str) or not _is_inside(str(file)):
             return None
         files[rank] = str(file)
         formats.add(TENSORS.get(str(kind)))
     form = formats.pop() if len(formats) == 1 else None
-    return RankItem(name, files, form) if form is not None and len(files) > 1 else None
+    return RankItem(name, files, form, slices) if form is not None and len(files) > 1 else None
 
 
 def _is_inside(file: str) -> bool:
@@ -126,7 +135,8 @@ def _is_inside(file: str) -> bool:
     return bool(file) and not path.is_absolute() and ".." not in path.parts and "\0" not in file and "\\" not in file
 
 
-def _texts(node: Node) -> dict[str, Node]:
+def texts(node: Node) -> dict[str, Node]:
+    """Return the values of a dict under keys that are text; none for anything else."""
     return {str(key): value for key, value in pairs(node) or () if isinstance(key, str)}
 
 

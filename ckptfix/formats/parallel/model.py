@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from ckptfix.checkpoint import Checkpoint, FileVersion, RangeCheck, TensorEntry, dtypes, same_place
+from ckptfix.commands import command, verbatim, word
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Refused, about
 from ckptfix.findings.row import Finding
@@ -99,7 +102,7 @@ class JoinedModel:
             ranks = context.ranks
             cut = decided(self.table, own_name, context) if ranks > 1 or self._has_tokens(name) else COPY
         if cut is None:
-            if ranks > 1:
+            if ranks > 1 and name not in self.tensors:
                 self.undecided.append(name)
             cut = COPY
         whole = cut.whole(first.shape, ranks)
@@ -179,10 +182,36 @@ class JoinedModel:
             shape = list(tensor.first.shape)
             message = f"{tensor.ranks} ranks have {shape} of it, and neither a table nor the settings of the model say"
             more = f"; the same for {some(self.undecided[1:])}" if len(self.undecided) > 1 else ""
-            way = f"say it with --dim '{tensor.name}=0', or =copy if every rank has the whole tensor"
-            self.findings.append(
-                found("cut-unknown", f"{message} along which dimension it was cut: {way}{more}", where=tensor.name)
-            )
+            message = f"{message} along which dimension it was cut{more}"
+            self.findings.append(found("cut-unknown", message, where=tensor.name, fix=verbatim(self._way_out())))
+
+    def _way_out(self) -> str:
+        """Return the command that joins the tensors whose cut nobody states, with a proposal for each of them."""
+        proposed = {name: self._proposed(self.tensors[name]) for name in self.undecided}
+        grouped: dict[tuple[str, str], list[str]] = {}
+        for name, cut in proposed.items():
+            grouped.setdefault((_NUMBER.sub("*", name), cut), []).append(name)
+        dims = {name: str(cut) for name, cut in self.options.dims.items()}
+        for (glob, cut), names in grouped.items():
+            fitting = [name for name in self.tensors if fnmatchcase(name, glob)] if len(names) > 1 else []
+            dims |= {glob: cut} if fitting == names else dict.fromkeys(names, cut)
+        size = self.options.vocab_size
+        line = command("convert", self.path, "OUT.safetensors", vocab_size=None if size is None else str(size))
+        line += "".join(f" --dim {word(f'{name}={cut}')}" for name, cut in islice(dims.items(), MOST_PROPOSED))
+        equal = " and takes tensors that are equal on all ranks as whole" if "copy" in proposed.values() else ""
+        other = "change =0 to =1 where columns were cut, or to =copy where every rank has the whole tensor"
+        return f"`{line}` joins along dimension 0{equal}; {other}"
+
+    def _proposed(self, tensor: WholeTensor) -> str:
+        """Return the likely cut of a tensor: none if all ranks have the same values, else along dimension 0."""
+        first, *others = tensor.parts.values()
+        return "copy" if not first.shape or all(same_values(first, other) for other in others) else "0"
+
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+MOST_PROPOSED = 40
+"""The most cuts that a message proposes."""
 
 
 def _short(path: str) -> str:

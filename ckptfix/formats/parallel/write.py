@@ -14,7 +14,7 @@ from pathlib import PurePath
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry
 from ckptfix.checkpoint.tree import fields as fields_of
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import DamagedFile, KeyConflict, Refused
+from ckptfix.errors import CutUnknown, DamagedFile, KeyConflict, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import ParallelSizes
@@ -132,7 +132,8 @@ def _cuts(
     """Return the cut of each tensor.
 
     Raises:
-        Refused: the table does not know a name, nothing decides a cut, or a tensor does not divide into `ranks` parts.
+        CutUnknown: nothing decides the cuts of some tensors.
+        Refused: the table does not know a name, or a tensor does not divide into `ranks` parts.
     """
     unknown = [name for name in tensors if row_of(table, name) is None]
     if unknown:
@@ -140,25 +141,30 @@ def _cuts(
         hint = "--names renames them in the same pass, if a table has the model; `ckptfix match` does for any model"
         raise Refused(message, hint=hint)
     made: dict[str, RankCut] = {}
+    undecided: list[str] = []
     for name, entry in tensors.items():
         try:
             cut = decided(table, name, context)
         except DamagedFile as error:
             raise Refused(error.message, where=name, hint=error.hint) from None
         if cut is None:
-            if ranks > 1:
-                versions = name.endswith("tok_embeddings.weight")
-                known = "0 in Llama 3, 1 in Llama 1 and 2" if versions else f"its shape is {list(entry.shape)}"
-                message = f"nothing says along which dimension it is cut: {known}"
-                raise Refused(message, where=name, hint=f"say it with --dim '{name}=0'")
-            cut = RankCut(None)
+            undecided.append(name)
+            continue
         try:
             cut.local(entry.shape, ranks)
         except ValueError as error:
             message = f"{error}: its shape is {list(entry.shape)}"
             raise Refused(message, where=name, hint="choose another --tp") from None
         made[name] = cut
-    return made
+    if undecided and ranks > 1:
+        name = undecided[0]
+        versions = name.endswith("tok_embeddings.weight")
+        known = "0 in Llama 3, 1 in Llama 1 and 2" if versions else f"its shape is {list(tensors[name].shape)}"
+        more = f"; the same for {some(undecided[1:])}" if len(undecided) > 1 else ""
+        message = f"nothing says along which dimension it is cut: {known}{more}"
+        dims = dict.fromkeys(undecided, "0")
+        raise CutUnknown(message, dims=dims, where=name, hint=f"say it with --dim '{name}=0'")
+    return made | dict.fromkeys(undecided, RankCut(None))
 
 
 def _nodes(

@@ -9,16 +9,18 @@ from dataclasses import field
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, RangeCheck, TensorEntry, dtypes, same_place
 from ckptfix.checkpoint.address import is_inside, is_inside_any, join
+from ckptfix.commands import verbatim
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, DamagedFile, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembly import Assembly
 from ckptfix.formats.folders.copies import alike, differing
+from ckptfix.formats.folders.mesh import Box
 from ckptfix.formats.folders.steps import counted
 from ckptfix.formats.ranks.file import RankFile
-from ckptfix.formats.ranks.shards import Box, RankTensor
-from ckptfix.formats.ranks.wrapped import is_flat
+from ckptfix.formats.ranks.shards import RankTensor
+from ckptfix.formats.ranks.wrapped import flat_way, is_flat
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor
 from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.elements import row_major
@@ -141,7 +143,8 @@ def together(path: str, files: Mapping[int, RankFile], lost: Mapping[int, str], 
     flat = [address for address, (_, key, _) in first.nodes.items() if is_flat(key)]
     if flat:
         message = f"{some(flat)}: the flattened parameters of an FSDP unit; no file has their names and shapes"
-        made.findings.append(found("flat-parameters", message, where=flat[0]))
+        way = verbatim(flat_way(first.nodes[flat[0]][1]))
+        made.findings.append(found("flat-parameters", message, where=flat[0], fix=way))
     return made
 
 

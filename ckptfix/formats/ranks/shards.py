@@ -18,17 +18,13 @@ from itertools import product
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.formats.folders.mesh import MOST_RANKS, Box, MeshCut, coordinate_of, in_order, part_at
 from ckptfix.formats.folders.nodes import class_name, listed, number
 from ckptfix.formats.ranks.wrapped import is_dtensor, wrapped
 from ckptfix.formats.torch.state import SHARDED, fields
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf, is_tensor, sizes, tensor_entry
 from ckptfix.pickles import Call
 from ckptfix.pickles.graph import Node
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and sizes of a part of a tensor, in elements."""
-
-MOST_RANKS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +131,6 @@ def _local(node: Node, where: str, extent: Sequence[int], storage_of: StorageOf)
     return local
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """A split of one tensor dimension over one dimension of the mesh."""
-
-    axis: int
-    dim: int
-
-
 def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageOf) -> RankTensor:
     spec = fields(state.get("_spec"))
     _refuse_other_shape(_shape_of(spec.get("tensor_meta")), entry)
@@ -156,10 +144,10 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
     rank = number(mesh.get("_rank"))
     coordinate = tuple(number for number in listed(mesh.get("_coordinate_on_dim")) if type(number) is int)
     if len(coordinate) != len(shape):
-        coordinate = _coordinate(numbers.index(rank), shape) if rank in numbers else ()
+        coordinate = coordinate_of(numbers.index(rank), shape) if rank in numbers else ()
     if not coordinate or any(not 0 <= place < size for place, size in zip(coordinate, shape, strict=True)):
         raise DamagedFile("the DTensor does not say which part is in this file", where=entry.name)
-    box = _part(entry.shape, shape, cuts, coordinate)
+    box = part_at(entry.shape, shape, cuts, coordinate)
     local = _local(state.get("_local_tensor"), f"{entry.name}._local_tensor", box[1], storage_of)
     if rank is None:
         rank = numbers[_index(coordinate, shape)]
@@ -167,7 +155,7 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
     def everywhere() -> list[tuple[int, Box]]:
         places = product(*map(range, shape))
         return [
-            (number, _part(entry.shape, shape, cuts, place)) for number, place in zip(numbers, places, strict=True)
+            (number, part_at(entry.shape, shape, cuts, place)) for number, place in zip(numbers, places, strict=True)
         ]
 
     key = (shape, tuple(cuts))
@@ -206,7 +194,7 @@ def _flat(node: Node, depth: int = 0) -> Iterator[int]:
 
 def _cuts(
     placements: Sequence[Node], spec: Mapping[str, Node], shape: tuple[int, ...], entry: TensorEntry
-) -> list[_Cut]:
+) -> list[MeshCut]:
     """Return how the dimensions of the mesh split those of the tensor, in order.
 
     If several split the same dimension, they apply in mesh order, with strided ones last: FSDP over tensor parallelism.
@@ -217,9 +205,8 @@ def _cuts(
     """
     if len(placements) != len(shape):
         raise DamagedFile(f"it has {len(placements)} placements on a mesh of {list(shape)}", where=entry.name)
-    first: list[_Cut] = []
-    last: list[_Cut] = []
-    factors: dict[int, Node] = {}
+    first: list[MeshCut] = []
+    last: dict[MeshCut, object] = {}
     for axis, placement in enumerate(placements):
         name = class_name(placement)
         if name in ("Shard", "_StridedShard"):
@@ -227,10 +214,9 @@ def _cuts(
             if type(dim) is not int or not -len(entry.shape) <= dim < len(entry.shape):
                 raise DamagedFile(f"it is split along dimension {dim!r} of {list(entry.shape)}", where=entry.name)
             if name == "Shard":
-                first.append(_Cut(axis, dim % len(entry.shape)))
+                first.append(MeshCut(axis, dim % len(entry.shape)))
             else:
-                last.append(_Cut(axis, dim % len(entry.shape)))
-                factors[axis] = fields(placement).get("split_factor")
+                last[MeshCut(axis, dim % len(entry.shape))] = fields(placement).get("split_factor")
         elif name.endswith("Partial"):
             message = (
                 f"it is a term of a sum over the ranks, of shape {list(entry.shape)}; ckptfix cannot add the terms"
@@ -238,46 +224,22 @@ def _cuts(
             raise Unsupported(message, where=entry.name, hint="call full_tensor() on all ranks before saving")
         elif name != "Replicate":
             raise Unsupported(f"unknown placement: {name or placement!r}", where=entry.name)
-    for cut in last:
-        # A strided split first cuts into stripes, and each rank gets a part of every stripe. The later mesh dimensions
-        # determine the number of stripes.
-        later = math.prod(shape[one.axis] for one in (*first, *last) if one.axis > cut.axis and one.dim == cut.dim)
-        if factors[cut.axis] not in (None, later):
-            message = f"it is split into {factors[cut.axis]!r} stripes, but the mesh of {list(shape)} makes {later}"
-            raise Unsupported(message, where=entry.name, hint="call full_tensor() on all ranks before saving")
+    try:
+        made = in_order(first, last, shape)
+    except ValueError as error:
+        hint = "call full_tensor() on all ranks before saving"
+        raise Unsupported(str(error), where=entry.name, hint=hint) from None
     order = [entry for entry in listed(spec.get("shard_order")) if type(entry) is Call]
     if order and not last:
         stated = [
-            _Cut(axis, dim)
+            MeshCut(axis, dim)
             for row in order
             if len(row.arguments) == 2 and type(dim := row.arguments[0]) is int
             for axis in _flat(row.arguments[1])
         ]
         if sorted((cut.axis, cut.dim) for cut in stated) == sorted((cut.axis, cut.dim) for cut in first):
             return stated
-    return [*first, *reversed(last)]
-
-
-def _part(
-    shape: tuple[int, ...], mesh: tuple[int, ...], cuts: Sequence[_Cut], coordinate: Sequence[int]
-) -> Box:
-    """Return the part at a coordinate of the mesh: each split is like that of ``torch.chunk``."""
-    offsets, extent = [0] * len(shape), list(shape)
-    for cut in cuts:
-        whole = extent[cut.dim]
-        share = -(-whole // mesh[cut.axis])
-        first = min(share * coordinate[cut.axis], whole)
-        offsets[cut.dim] += first
-        extent[cut.dim] = min(share, whole - first)
-    return tuple(offsets), tuple(extent)
-
-
-def _coordinate(index: int, shape: Sequence[int]) -> tuple[int, ...]:
-    out: list[int] = []
-    for size in reversed(shape):
-        out.append(index % size)
-        index //= size
-    return tuple(reversed(out))
+    return made
 
 
 def _index(coordinate: Sequence[int], shape: Sequence[int]) -> int:

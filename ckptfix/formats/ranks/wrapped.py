@@ -47,3 +47,21 @@ def is_flat(key: str) -> bool:
     (torch/distributed/fsdp, fairscale/nn/misc/flatten_params_wrapper.py).
     """
     return _FLAT.fullmatch(key.rpartition(".")[2]) is not None
+
+
+FLAT = (
+    "load each file into the same FSDP model on as many ranks, as a LOCAL_STATE_DICT, and save its "
+    "FULL_STATE_DICT: the lines are in `ckptfix help recipes`, under flat parameters"
+)
+"""Advice that joins flat parameters: only torch can cut them into those of a model."""
+
+FAIRSCALE = (
+    "fairscale joins them: FullyShardedDataParallel.consolidate_shard_weights, with the state dicts of all ranks and "
+    "their shard_metadata (local_metadata_dict() of the wrapped model)"
+)
+"""The same for fairscale, whose names count from ``flat_param_0``."""
+
+
+def flat_way(key: str) -> str:
+    """Return the advice that joins flat parameters with this key."""
+    return FAIRSCALE if re.fullmatch(r"(.*\.)?flat_param_\d+", key) else FLAT

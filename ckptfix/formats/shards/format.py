@@ -26,15 +26,16 @@ from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step
 from ckptfix.findings.table import found
-from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
+from ckptfix.formats.base import OF_OBJECTS, Format, nothing, nothing_beside, plain_weights
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.ties import TIE_KEYS, VIEWS_KEY, both, restore_ties, share_plan
-from ckptfix.formats.shards import edit, elsewhere, files, objects, repair, slices, write
+from ckptfix.formats.shards import edit, elsewhere, files, items, objects, repair, slices, write
 from ckptfix.formats.shards.files import NAME, SLICES, TORCH
 from ckptfix.formats.shards.index import looks_like_index
 from ckptfix.formats.shards.layout import ShardedLayout, data_bytes, open_layout, prefixed
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.io.source import is_place
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint.tree import ValueTree
@@ -99,6 +100,18 @@ def read(path: str) -> Checkpoint:
     names = dict.fromkeys(name for shard in layout.shards for name in shard.names)
     tied = dict.fromkeys(name for shard in layout.shards for name in shard.ties if name not in names)
     return _checkpoint(layout, NAME, traits, lambda: _entries(layout), tuple(names), tuple(tied))
+
+
+def score_items(path: str, head: bytes, size: int) -> int:
+    """Return 95 for a folder of torch_checkpointing whose model is in safetensors files, a file for each rank."""
+    return 95 if not head and not size and is_place(path) and items.item_in(path) is not None else 0
+
+
+def read_items(path: str) -> Checkpoint:
+    """Read the safetensors files of all ranks of torch_checkpointing as one model."""
+    layout, entries = items.joined(path)
+    traits: dict[str, object] = {"ranks": len(layout.shards) + len(layout.unread)}
+    return _checkpoint(layout, items.NAME, traits, lambda: entries, tuple(entry.key for entry in entries), ())
 
 
 def _without_doubled(findings: Sequence[Finding], more: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -303,3 +316,12 @@ SLICES_FORMAT = Format(
     notes=safetensors.notes,
 )
 
+ITEMS_FORMAT = replace(
+    SLICES_FORMAT,
+    name=items.NAME,
+    title="torch_checkpointing's safetensors files of all ranks",
+    score=score_items,
+    read=read_items,
+    companions=nothing_beside,
+    notes=nothing,
+)

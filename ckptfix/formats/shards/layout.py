@@ -159,6 +159,17 @@ def _from_names(path: str, folder: str, there: files.ShardFiles) -> ShardedLayou
     )
 
 
+def open_ranks(folder: str, names: Sequence[str], where: str) -> ShardedLayout:
+    """Read the files of ranks that the file `where` lists."""
+    opened = _Opened(folder, where)
+    headers_of(folder, names)
+    for name in names:
+        opened.take(name, ())
+    shards, unread = tuple(opened.shards), tuple(opened.unread)
+    marks = (mark(where), *opened.marks)
+    return ShardedLayout(folder, folder, None, shards, unread, True, tuple(opened.findings), marks)
+
+
 class _Opened:
     """Shards while they are being opened."""
 

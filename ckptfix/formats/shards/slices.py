@@ -74,14 +74,19 @@ def joined(layout: ShardedLayout) -> tuple[tuple[TensorEntry, ...], list[Finding
             findings.append(found("missing-slices", wrong, where=name))
         else:
             rows.append(_joined(parts))
-    made = SplicedFile(layout.folder, [row.entry.nbytes for row in rows], lambda index: rows[index].segments)
+    entries, more = entries_of(layout.folder, rows)
+    return entries, [*findings, *more]
+
+
+def entries_of(folder: str, rows: Sequence[SlicedTensor]) -> tuple[tuple[TensorEntry, ...], list[Finding]]:
+    """Return the tensors of a folder that are in slices, and findings for those whose slices are incomplete."""
+    made = SplicedFile(folder, [row.entry.nbytes for row in rows], lambda index: rows[index].segments)
     missing = {row.entry.key: list(holes(row)) for row in rows if not _is_full(row)}
-    findings += (finding for several in missing.values() for finding in several)
     entries = tuple(
         _placed(row, made, index) if not missing.get(row.entry.key) else _nowhere(row.entry)
         for index, row in enumerate(rows)
     )
-    return entries, findings
+    return entries, [finding for several in missing.values() for finding in several]
 
 
 def judged(layout: ShardedLayout) -> Iterator[Finding]:

@@ -14,8 +14,8 @@ from functools import partial
 from ckptfix.checkpoint import ByteRange, OutputFile, Segment
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import NoSuchFile, WouldOverwrite
-from ckptfix.io.copy import Saw
-from ckptfix.io.read import read_chunks
+from ckptfix.io.background_checks import Checking
+from ckptfix.io.read import read_chunks, row_block
 from ckptfix.io.remote.clients import same_store, writable
 from ckptfix.io.remote.multipart import LEAST, Copy, Upload, parts_of
 from ckptfix.io.remote.store import CannotCopyError, NewObject, Trace, no_trace
@@ -64,7 +64,7 @@ class Uploader:
         """True if no object had its name."""
         return self._made.is_new
 
-    def write(self, advance: Callable[[int], None], saw: Saw) -> None:
+    def write(self, advance: Callable[[int], None], checks: Checking) -> None:
         """Send all of it, without its name."""
         ours = [path for path in self._stamps if same_store(path, self.file.path)]
         reads = (piece.path for piece in self.file.segments if isinstance(piece, ByteRange))
@@ -72,19 +72,19 @@ class Uploader:
         if ours and not self._made.copies and self.file.nbytes > LEAST:
             self.not_copied = f"{scheme_of(self.file.path)}:// cannot copy ranges of objects"
         try:
-            self._send(parts_of(self.file, self._can_copy if self._made.copies else _never), like, advance, saw)
+            self._send(parts_of(self.file, self._can_copy if self._made.copies else _never), like, advance, checks)
         except CannotCopyError as error:
             self._made.abort()
             self.not_copied = f"the store did not copy ranges ({error})"
             self.copied = self.sent = 0
-            self._send(parts_of(self.file, _never), like, advance, saw)
+            self._send(parts_of(self.file, _never), like, advance, checks)
         self._made.end()
 
     def _can_copy(self, where: ByteRange) -> bool:
         return where.path in self._stamps and same_store(where.path, self.file.path)
 
     def _send(
-        self, parts: list[Upload | Copy], like: str | None, advance: Callable[[int], None], saw: Saw
+        self, parts: list[Upload | Copy], like: str | None, advance: Callable[[int], None], checks: Checking
     ) -> None:
         self._made.begin(self.file.nbytes, like)
         longest = max((size for part in parts if isinstance(part, Upload) for size in part.sizes), default=LEAST)
@@ -92,7 +92,7 @@ class Uploader:
         waiting: set[Future[int]] = set()
         with ThreadPoolExecutor(many, "parts") as pool:
             try:
-                for task in self._tasks(parts, saw):
+                for task in self._tasks(parts, checks):
                     if len(waiting) >= many:
                         waiting = _settled(waiting, advance)
                     waiting.add(pool.submit(task))
@@ -103,7 +103,7 @@ class Uploader:
                     future.cancel()
                 raise
 
-    def _tasks(self, parts: list[Upload | Copy], saw: Saw) -> Iterator[Callable[[], int]]:
+    def _tasks(self, parts: list[Upload | Copy], checks: Checking) -> Iterator[Callable[[], int]]:
         """Yield a function for each part, which sends it and returns its size.
 
         Copies come first: a store that cannot copy then reports it before much is uploaded.
@@ -117,7 +117,7 @@ class Uploader:
                 yield partial(self._copy, number, part.where)
                 number += 1
         for first, part in uploads:
-            for number, data in enumerate(_read(part, saw), first):
+            for number, data in enumerate(_read(part, checks), first):
                 yield partial(self._put, number, data)
 
     def _put(self, number: int, data: bytes) -> int:
@@ -158,12 +158,12 @@ def _settled(waiting: set[Future[int]], advance: Callable[[int], None]) -> set[F
     return left
 
 
-def _read(part: Upload, saw: Saw) -> Iterator[bytes]:
+def _read(part: Upload, checks: Checking) -> Iterator[bytes]:
     """Yield the bytes of each part; every segment is read once."""
     sizes = iter(part.sizes)
-    made: list[bytes] = []
+    made: list[bytes | memoryview] = []
     left = next(sizes)
-    for data in (chunk for segment in part.segments for chunk in _chunks(segment, saw)):
+    for data in (chunk for segment in part.segments for chunk in _chunks(segment, checks)):
         at = 0
         while at < len(data):
             piece = data[at : at + left]
@@ -175,15 +175,18 @@ def _read(part: Upload, saw: Saw) -> Iterator[bytes]:
                 made, left = [], next(sizes, 0)
 
 
-def _chunks(segment: Segment, saw: Saw) -> Iterator[bytes]:
-    if isinstance(segment, bytes):
+def _chunks(segment: Segment, checks: Checking) -> Iterator[bytes | memoryview]:
+    block = row_block(segment)
+    if block is not None:
+        yield block.made(checks.sum)
+    elif isinstance(segment, bytes):
         yield segment
     elif isinstance(segment, ByteRange):
         with open_source(segment.path) as source:
             source.expect(segment.offset, segment.length)
             for offset in range(segment.offset, segment.end, BATCH):
                 data = source.read(offset, min(BATCH, segment.end - offset))
-                saw(segment.path, offset, data)
+                checks.saw(segment.path, offset, data)
                 yield data
     else:
         yield from read_chunks(segment)

@@ -144,7 +144,7 @@ def _write(
             for file in plan.files:
                 output = Uploader(file, sources.stamps, overwrite=overwrite, began=steps.began)
                 outputs.append(output)
-                output.write(advance, checks.saw)
+                output.write(advance, checks)
             checks.finish()
             sources.check_unchanged()
             steps.up()

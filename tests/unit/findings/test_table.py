@@ -79,7 +79,7 @@ ELSEWHERE = {
         ("dcp-saved-at", "dcp-leftover", "dcp-unused", "dcp-overlap", "steps-differ"),
         "folders that several ranks saved: tests/unit/formats/dcp/test_judge.py",
     ),
-    "cut-unknown": "files of ranks: tests/unit/formats/test_parallel.py",
+    **dict.fromkeys(("cut-unknown", "stacked-layers"), "files of ranks: tests/unit/formats/test_parallel.py"),
     **dict.fromkeys((entry.id for entry in RUNS), "run folders: tests/unit/ops/test_doctor_runs.py"),
     **dict.fromkeys(
         ("library-names", "vocabulary-rows", "model-side", "quantized-keys", "adapter-only", "other-file"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import pickle
 import re
+import shlex
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -23,6 +25,8 @@ from hypothesis import strategies as st
 from rank_files import dtensors
 from rank_writer import Model, Sizes, State, write_megatron, write_meta
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch_versions import ALONE
 
@@ -359,6 +363,107 @@ def test_moments_and_masters_of_torch_dist_are_left_out(tmp_path: Path) -> None:
     assert {f"optimizer.state.{slot}.output_layer.weight" for slot in ("exp_avg", "fp32_param")} <= left
 
 
+def write_torch_dist(folder: Path, tensors: State, cut: Callable[[str], tuple[int, int]], stages: int) -> None:
+    """Write what Megatron-LM's ranks save: each stage has some of the stacked layers, cut along a dimension.
+
+    Args:
+        cut: name -> (dimension, parts).
+    """
+    folder.mkdir()
+    saved = metadata.Metadata({}, {}, {}, metadata.StorageMeta(), "1.0.0")
+    for name, whole in tensors.items():
+        dim, parts = cut(name)
+        grid = [stages if axis == 0 and ".layers." in name else parts if axis == dim else 1
+                for axis in range(whole.dim())]  # fmt: skip
+        chunks = []
+        for number, place in enumerate(itertools.product(*map(range, grid))):
+            offsets = torch.Size(size // count * at for size, count, at in zip(whole.shape, grid, place, strict=True))
+            sizes = torch.Size(size // count for size, count in zip(whole.shape, grid, strict=True))
+            part = whole[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))].clone()
+            file = f"__{number}_0.distcp"
+            with (folder / file).open("ab") as rank:
+                start = rank.tell()
+                torch.save(part, rank)
+                info = _StorageInfo(file, start, rank.tell() - start)
+            saved.storage_data[metadata.MetadataIndex(name, offsets, number)] = info
+            chunks.append(metadata.ChunkStorageMetadata(offsets, sizes))
+        kind = metadata.TensorProperties(whole.dtype)
+        saved.state_dict_metadata[name] = metadata.TensorStorageMetadata(kind, whole.shape, chunks)
+        saved.planner_data[name] = (name,)
+    (folder / ".metadata").write_bytes(pickle.dumps(saved))
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+
+
+def stacked(model: Model) -> State:
+    """The tensors of a model with all layers in one, as sharded_state_dict of a TransformerBlock makes them."""
+    made: State = {}
+    for name, tensor in model.tensors.items():
+        key, number = re.sub(r"layers\.\d+\.", "layers.", name), re.search(r"layers\.(\d+)\.", name)
+        if number is None:
+            made[name] = tensor
+        elif number[1] == "0":
+            rows = [model.tensors[name.replace("layers.0.", f"layers.{n}.")] for n in range(model.args["num_layers"])]
+            made[key] = torch.stack(rows)
+    return made
+
+
+def dist_cut(parts: int) -> Callable[[str], tuple[int, int]]:
+    """The dimension along which tensor parallelism cuts a stacked tensor of Qwen."""
+
+    def cut(name: str) -> tuple[int, int]:
+        if "norm" in name:
+            return 0, 1
+        first = 1 if ".layers." in name else 0
+        return first + (name.endswith(("linear_proj.weight", "linear_fc2.weight"))), parts
+
+    return cut
+
+
+@pytest.mark.parametrize(("parts", "stages"), [(1, 1), (2, 1), (2, 2), (4, 4)])
+def test_torch_dist_of_several_ranks_gets_a_tensor_for_each_layer(parts: int, stages: int, tmp_path: Path) -> None:
+    model = writer.qwen()
+    folder = tmp_path / "iter_0000005"
+    write_torch_dist(folder, stacked(model), dist_cut(parts), stages)
+    args = argparse.Namespace(num_attention_heads=4, num_query_groups=2, group_query_attention=True)
+    torch.save({"iteration": 5, "args": args}, folder / "common.pt")
+    ckptfix.convert(folder, tmp_path / "layers.safetensors", names="megatron-dist:megatron")
+    same(model.tensors, load_file(tmp_path / "layers.safetensors"))
+    ckptfix.convert(folder, tmp_path / "hf.safetensors", names="hf")
+    save_file(model.tensors, tmp_path / "whole.safetensors")
+    ckptfix.convert(tmp_path / "whole.safetensors", tmp_path / "wanted.safetensors", names="hf", heads=4, kv_heads=2)
+    same(load_file(tmp_path / "wanted.safetensors"), load_file(tmp_path / "hf.safetensors"))
+    ckptfix.convert(folder, tmp_path / "ranks", to="megatron", names="megatron-dist:megatron", tp=2, pp=2)
+    ckptfix.convert(tmp_path / "ranks", tmp_path / "again.safetensors")
+    same(model.tensors, load_file(tmp_path / "again.safetensors"))
+
+
+@pytest.mark.parametrize("command", ["inspect", "doctor"])
+def test_stacked_layers_are_reported_with_the_command_that_divides_them(command: str, tmp_path: Path) -> None:
+    model = writer.qwen()
+    moments = {f"optimizer.state.exp_avg.{name}": whole.float() for name, whole in stacked(model).items()}
+    write_torch_dist(tmp_path / "in", {**stacked(model), **moments}, dist_cut(2), 2)
+    done = CliRunner().invoke(commands, [command, str(tmp_path / "in")])
+    assert done.exit_code == 0 and "7 tensors hold all 4 layers" in done.output, done.output
+    (line,) = re.findall(r"`ckptfix (convert .*)` gives each its own", done.output)
+    out = str(tmp_path / "out.safetensors")
+    assert CliRunner().invoke(commands, shlex.split(line.replace("OUT.safetensors", out))).exit_code == 0
+    same(model.tensors, load_file(out))
+
+
+def test_stacked_layers_of_no_table_are_reported_with_a_rule(tmp_path: Path) -> None:
+    tensors = {f"{at}.layers.{name}.weight": torch.rand(3, 2) for at in ("net", "tower") for name in "ab"}
+    write_torch_dist(tmp_path / "in", {**tensors, "head": torch.ones(2)}, lambda name: (0, 1), 1)
+    (found,) = [row for row in doctor(tmp_path / "in").findings if row.id == "stacked-layers"]
+    assert "4 tensors hold all 3 layers" in found.message
+    (line,) = re.findall(r"`ckptfix (rename .*)` gives each its own", found.message)
+    out = str(tmp_path / "out.safetensors")
+    assert CliRunner().invoke(commands, shlex.split(line.replace("OUT.safetensors", out))).exit_code == 0
+    wanted = {name.replace("layers.", f"layers.{n}."): tensors[name][n] for name in tensors for n in range(3)}
+    same({**wanted, "head": torch.ones(2)}, load_file(out))
+    save({"layers.0.a": torch.ones(3, 2), "layers.1.a": torch.ones(3, 2)}, checkpoint_id=tmp_path / "other", **ALONE)
+    assert "stacked-layers" not in [row.id for row in doctor(tmp_path / "other").findings]
+
+
 def test_an_optimizer_beside_the_model_is_named(tmp_path: Path) -> None:
     folder = write_megatron(writer.gpt2(), tmp_path / "g", Sizes(2))
     torch.save({"exp_avg": torch.zeros(4)}, folder / "mp_rank_00" / "distrib_optim.pt")
@@ -441,11 +546,13 @@ def layout(name: str, form: str) -> dict[str, Any]:
     return {"file_path": name, "serialization_format": {"type": f"{form}Serialization"}}
 
 
-def ranks_metadata(folder: Path, item: str, layouts: dict[int, Any], version: str = "2.0") -> None:
+def ranks_metadata(
+    folder: Path, item: str, layouts: dict[int, Any], version: str = "2.0", slices: dict[str, Any] | None = None
+) -> None:
     """As torch_checkpointing 0.1.1 writes it (distributed_metadata.py, DistributedMetadata.to_dict)."""
     made: dict[str, Any] = {"world_size": len(layouts), "version": version}
     if version == "2.0":
-        made["metadata"] = {item: {"nested_path_to_metadata": {}, "rank_to_layout_info": layouts}}
+        made["metadata"] = {item: {"nested_path_to_metadata": slices or {}, "rank_to_layout_info": layouts}}
     else:
         made |= {"metadata": {}, "rank_to_layout_info_mappings": {rank: {item: row} for rank, row in layouts.items()}}
     (folder / RANKS_METADATA).write_bytes(pickle.dumps(made))
@@ -471,23 +578,121 @@ def test_files_of_torch_checkpointing_are_named_as_its_metadata_lists_them(
     assert torch.load(tmp_path / "out.pth")["fc.weight"].shape == (4, 3)
 
 
+def slices_of(tensor: torch.Tensor, placements: list[dict[str, Any]], mesh: tuple[int, ...], **more: Any) -> Any:
+    """The groups of a tensor, as DTensorShardingMetadata.to_dict has them: here one, of all ranks."""
+    ranks = tuple(range(math.prod(mesh)))
+    data = {
+        "global_shape": list(tensor.shape), "dtype": str(tensor.dtype), "stride": list(tensor.stride()),
+        "mesh_spec": {"device_type": "cpu", "mesh_shape": mesh, "mesh_data": ranks, "mesh_dim_names": None},
+        "placements": placements, **more,
+    }  # fmt: skip
+    return [{"sharding_metadata": {"type": "DTensorShardingMetadata", "data": data}, "ranks": ranks}]
+
+
+def shard(dim: int) -> dict[str, Any]:
+    return {"type": "Shard", "dim": dim}
+
+
+REPLICATE = {"type": "Replicate"}
+
+
+def write_items(folder: Path, name: str = "model_{}.safetensors", item: str = "model") -> State:
+    """Write what four ranks on a mesh of 2 x 2 save, and return the whole tensors."""
+    whole = {"a.weight": torch.randn(6, 8), "b.weight": torch.randn(5, 4), "c.weight": torch.arange(24.0).view(8, 3),
+             "norm": torch.randn(3)}  # fmt: skip
+    rows, columns = whole["a.weight"].chunk(2, 0), whole["b.weight"].chunk(2, 1)
+    # FSDP over tensor parallelism: the second dimension of the mesh cuts first, and the first one its parts.
+    striped = [whole["c.weight"].chunk(2, 0)[rank % 2].chunk(2, 0)[rank // 2] for rank in range(4)]
+    for rank in range(4):
+        file = folder / name.format(rank)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        own = {"a.weight": rows[rank // 2].chunk(2, 1)[rank % 2], "b.weight": columns[rank % 2],
+               "c.weight": striped[rank], "norm": whole["norm"]}  # fmt: skip
+        save_file({key: value.contiguous() for key, value in own.items()}, file)
+    stripes = [{"type": "StridedShard", "dim": 0, "split_factor": 2}, shard(0)]
+    slices = {
+        '["a","weight"]': slices_of(whole["a.weight"], [shard(0), shard(1)], (2, 2)),
+        '["b","weight"]': slices_of(whole["b.weight"], [REPLICATE, shard(-1)], (2, 2)),
+        '["c","weight"]': slices_of(whole["c.weight"], stripes, (2, 2)),
+        '["norm"]': slices_of(whole["norm"], [REPLICATE], (4,)),
+    }
+    layouts = {rank: layout(name.format(rank), "Safetensors") for rank in range(4)}
+    ranks_metadata(folder, item, layouts, slices=slices)
+    return whole
+
+
 @pytest.mark.parametrize("name", ["model_{}.safetensors", "rank_{}/weights.safetensors"])
-def test_safetensors_of_torch_checkpointing_are_slices(name: str, tmp_path: Path) -> None:
+def test_safetensors_of_torch_checkpointing_are_joined(name: str, tmp_path: Path) -> None:
     """Nothing in such a file says that its tensors are slices: the metadata of the folder does."""
     folder = tmp_path / "t"
-    files = [folder / name.format(rank) for rank in range(2)]
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"fc.weight": torch.ones(2, 3)}, file)
-    (tmp_path / "alone.safetensors").write_bytes(files[0].read_bytes())
-    ranks_metadata(folder, "net", {rank: layout(name.format(rank), "Safetensors") for rank in range(2)})
-    way = "consolidate_hf_safetensors_checkpoint", "item_key='net'"
-    refused(folder, "torch_checkpointing", "2 ranks", *way)
-    refused(files[1], "rank 1 of 2", *way, kind=WouldLoseData)
-    with pytest.raises(WouldLoseData, match="rank 0 of 2"):
-        ckptfix.load_into(torch.nn.Linear(3, 2), files[0])
-    assert [row.id for row in doctor(files[0]).findings if row.severity == "error"] == ["one-rank"]
+    whole = write_items(folder, name, "net")
+    ckptfix.convert(folder, tmp_path / "out.safetensors")
+    same(whole, load_file(tmp_path / "out.safetensors"))
+    same(whole, dict(ckptfix.load_state_dict(folder)))
+    assert not [row for row in doctor(folder).findings if row.severity in ("error", "warning")]
+    alone = folder / name.format(1)
+    words = f"ckptfix convert {folder} OUT.safetensors"
+    refused(alone, "rank 1 of 4", words, kind=WouldLoseData)
+    with pytest.raises(WouldLoseData, match="rank 1 of 4"):
+        ckptfix.load_into(torch.nn.Linear(3, 2), alone)
+    assert [row.id for row in doctor(alone).findings if row.severity == "error"] == ["one-rank"]
+    (tmp_path / "alone.safetensors").write_bytes(alone.read_bytes())
     ckptfix.convert(tmp_path / "alone.safetensors", tmp_path / "out.pth")
+
+
+def test_safetensors_of_torch_checkpointing_without_places_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    write_items(folder)
+    layouts = {rank: layout(f"model_{rank}.safetensors", "Safetensors") for rank in range(4)}
+    ranks_metadata(folder, "net", layouts, "1.0")
+    way = "consolidate_hf_safetensors_checkpoint", "item_key='net'"
+    refused(folder, "torch_checkpointing", "4 ranks", *way)
+    refused(folder / "model_1.safetensors", "rank 1 of 4", *way, kind=WouldLoseData)
+
+
+def test_slices_of_torch_checkpointing_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    whole = write_items(tmp_path / "t")
+    lost = tmp_path / "t" / "model_2.safetensors"
+    held = lost.read_bytes()
+    lost.unlink()
+    refused(tmp_path / "t", "model_2.safetensors is missing", kind=WouldLoseData)
+    lost.write_bytes(held[:-8])
+    refused(tmp_path / "t", "model_2.safetensors", kind=WouldLoseData)
+    save_file({**load_file(tmp_path / "t" / "model_1.safetensors"), "norm": torch.zeros(4)}, lost)
+    refused(tmp_path / "t", "norm", "[4] in the file of rank 2", kind=WouldLoseData)
+    save_file({**load_file(tmp_path / "t" / "model_0.safetensors"), "more": torch.zeros(4)}, lost)
+    refused(tmp_path / "t", "more", RANKS_METADATA, kind=WouldLoseData)
+    lost.write_bytes(held)
+    save_file({**load_file(lost), "norm": whole["norm"] + 1}, lost)
+    done = ckptfix.convert(tmp_path / "t", tmp_path / "out.safetensors")
+    assert [row.where for row in done.findings if row.id == "ranks-differ"] == ["norm"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"global_shape": [6, -1]}, "wrongly"),
+        ({"global_shape": [6, 10]}, "[3, 5]"),
+        ({"global_shape": "rows"}, "wrongly"),
+        ({"mesh_spec": {"mesh_shape": (1 << 40,), "mesh_data": (0,)}}, "mesh of unknown size"),
+        ({"mesh_spec": {"mesh_shape": (2, 2), "mesh_data": (4, 5, 6, 7)}}, "not in its mesh"),
+        ({"placements": [{"type": "Shard", "dim": 7}, REPLICATE]}, "unknown placement"),
+        ({"placements": [{"type": "Partial"}, REPLICATE]}, "unknown placement: Partial"),
+        ({"placements": [{"type": "StridedShard", "dim": 0, "split_factor": 3}, shard(0)]}, "3 stripes"),
+        ({"placements": [shard(0)]}, "no placement for each"),
+        ({"placements": [shard(0), REPLICATE]}, "in the file of rank"),
+    ],
+)
+def test_places_that_are_impossible_are_named(change: dict[str, Any], word: str, tmp_path: Path) -> None:
+    write_items(tmp_path / "t")
+    layouts = {rank: layout(f"model_{rank}.safetensors", "Safetensors") for rank in range(4)}
+    change = {"placements": [shard(0), shard(1)], **change}
+    slices = {'["a","weight"]': slices_of(torch.zeros(6, 8), mesh=(2, 2), **change)}
+    ranks_metadata(tmp_path / "t", "model", layouts, slices=slices)
+    refused(tmp_path / "t", word, kind=DamagedFile)
+    slices['["norm"]'] = slices_of(torch.zeros(3), [REPLICATE], (4,))
+    ranks_metadata(tmp_path / "t", "model", layouts, slices=slices)
+    refused(tmp_path / "t", word, kind=WouldLoseData)
 
 
 @pytest.mark.parametrize(
@@ -542,7 +747,8 @@ def test_an_unknown_name_needs_a_dimension(tmp_path: Path) -> None:
     model.add("decoder.layers.0.mlp.novel.weight", writer.row, 4, 8)
     model.add("decoder.layers.1.mlp.novel.weight", writer.stacked(3), 12, 8)
     write_megatron(model, tmp_path / "g", Sizes(2, 2))
-    refused(tmp_path / "g", "--dim 'decoder.layers.0.mlp.novel.weight=0'", "layers.1.mlp.novel", kind=WouldLoseData)
+    words = f"ckptfix convert {tmp_path / 'g'} OUT.safetensors --dim 'decoder.layers.*.mlp.novel.weight=0'"
+    refused(tmp_path / "g", words, "layers.1.mlp.novel", kind=WouldLoseData)
     assert [row.where for row in doctor(tmp_path / "g").findings if row.id == "cut-unknown"]
     dims: dict[str, int | str] = {"*layers.0.mlp.novel.weight": 1, "*layers.1.mlp.novel.weight": "0/3"}
     # A rank's file calls layer 0 of each stage 0, so the names of the whole model are meant.
@@ -570,10 +776,10 @@ def test_what_a_refusal_proposes_runs_as_printed(tmp_path: Path) -> None:
     place = str(tmp_path / "out.safetensors")
     said = CliRunner().invoke(commands, ["convert", str(tmp_path / "g"), place])
     assert said.exit_code == 2 and "vision_model.tower.b" in said.output
-    words = re.findall(r"--dim '(.+?)=0', or =copy", said.output)
-    assert words == ["vision_model.tower.a"]
-    more = ["--dim", f"{words[0]}=copy", "--dim", "vision_model.tower.b=0"]
-    done = CliRunner().invoke(commands, ["convert", str(tmp_path / "g"), place, *more])
+    (line,) = re.findall(r"`ckptfix (.+)` joins along", said.output)
+    words = [place if word == "OUT.safetensors" else word for word in shlex.split(line)]
+    assert words[3:] == ["--dim", "vision_model.tower.a=copy", "--dim", "vision_model.tower.b=0"]
+    done = CliRunner().invoke(commands, words)
     assert done.exit_code == 0, done.output
     same(model.tensors, load_file(place))
 
@@ -636,7 +842,12 @@ def test_what_does_not_divide_is_refused(options: dict[str, Any], word: str, tmp
 def test_token_embeddings_of_an_unknown_version_need_a_dimension(tmp_path: Path) -> None:
     model = writer.llama(2)
     save_file(model.tensors, tmp_path / "in.safetensors")
-    refused(tmp_path / "in.safetensors", "tok_embeddings", "--dim", to="meta", tp=2, kind=Refused)
+    out = str(tmp_path / "printed")
+    said = CliRunner().invoke(commands, ["convert", str(tmp_path / "in.safetensors"), out, "--to", "meta", "--tp", "2"])
+    assert said.exit_code == 2 and "tok_embeddings.weight" in said.output and not (tmp_path / "printed").exists()
+    (line,) = re.findall(r"`ckptfix (.+)` cuts it along dimension 0", said.output)
+    assert CliRunner().invoke(commands, shlex.split(line.replace("weight=0", "weight=1"))).exit_code == 0
+    same(load_file(tmp_path / "in.safetensors"), dict(ckptfix.load_state_dict(out)))
     ckptfix.convert(tmp_path / "in.safetensors", tmp_path / "out", to="meta", tp=2, dims={"tok_embeddings.weight": 1})
     write_meta(model, tmp_path / "wanted", 2)
     for name in ("consolidated.00.pth", "consolidated.01.pth"):

@@ -15,8 +15,10 @@ from ckptfix.errors import DamagedFile
 from ckptfix.io import background_checks
 from ckptfix.io.blocks import PAGE, SMALL
 from ckptfix.io.checksums import PORTION, Checksums
+from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.read import read_blocks
 from ckptfix.io.source import Block, LocalFile
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 from ckptfix.io.write import write_plan
 
 SIZE = 3 << 20
@@ -122,3 +124,57 @@ def test_small_ranges_that_follow_each_other_are_read_together(
         with pytest.raises(DamagedFile, match="do not match") as raised:
             background_checks.run(broken)
         assert (raised.value.where, raised.value.offset) == (f"storage {wrong}", 200 * wrong)
+
+
+def columns(path: str, data: bytes) -> tuple[SplicedFile, bytes]:
+    """A matrix of bytes whose columns are stored apart, one after the other, and its rows."""
+    parts = [data[start : start + SIZE // 4] for start in range(0, SIZE, SIZE // 4)]
+    width = 1024
+    rows = SIZE // 4 // width
+    chunks = [
+        Chunk((0, number * width), (rows, width), ByteRange(path, number * SIZE // 4, SIZE // 4)) for number in range(4)
+    ]
+    segments = tiled((rows, 4 * width), 1, chunks)
+    whole = b"".join(part[row * width : row * width + width] for row in range(rows) for part in parts)
+    return SplicedFile("columns", [SIZE], lambda _: SplicedPiece(segments)), whole
+
+
+def test_what_is_assembled_is_summed_as_it_is_read(
+    source: tuple[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte is read once, for the output, for the check of the input and for the checksum of the output."""
+    path, data = source
+    file, whole = columns(path, data)
+    read: list[int] = []
+    own = LocalFile.read_into
+
+    def watched(self: LocalFile, offset: int, view: memoryview) -> None:
+        read.append(len(view))
+        own(self, offset, view)
+
+    def again(part: ByteRange) -> Iterator[Block]:
+        assert not part.length, "it is read again"
+        return iter(())
+
+    monkeypatch.setattr(LocalFile, "read_into", watched)
+    monkeypatch.setattr("ckptfix.io.checksums.read_blocks", again)
+    place = file.place(0)
+    sums = Checksums([place])
+    summed = sums.segment(0, lambda crc: crc.to_bytes(4, "little"), bytes(4))
+    check = RangeCheck("whole", ByteRange(path, 0, SIZE), zlib.crc32(data))
+    write_plan(Plan((OutputFile.of(tmp_path / "out", [place, summed]),), checks=(check,)))
+    assert (tmp_path / "out").read_bytes() == whole + zlib.crc32(whole).to_bytes(4, "little")
+    assert sum(read) == SIZE
+
+
+@pytest.mark.parametrize("start", [0, SIZE // 2, SIZE - 1])
+def test_damage_in_what_is_assembled_is_found(source: tuple[str, bytes], tmp_path: Path, start: int) -> None:
+    data = bytearray(source[1])
+    crc = zlib.crc32(data)
+    data[start] ^= 1
+    (tmp_path / "input").write_bytes(data)
+    file, _ = columns(str(tmp_path / "input"), bytes(data))
+    check = RangeCheck("7", ByteRange(str(tmp_path / "input"), 0, SIZE), crc)
+    with pytest.raises(DamagedFile, match="storage 7"):
+        write_plan(Plan((OutputFile.of(tmp_path / "out", [file.place(0)]),), checks=(check,)))
+    assert not (tmp_path / "out").exists()

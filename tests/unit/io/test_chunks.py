@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from ckptfix.checkpoint import ByteRange, OutputFile, RangeCheck, Segment
 from ckptfix.checkpoint.byte_ranges import in_one_piece
 from ckptfix.errors import DamagedFile, Truncated
-from ckptfix.io.chunks import MAX_WORK, Chunk, tiled
+from ckptfix.io.chunks import MAX_WORK, MOST, PART, Chunk, tiled
 from ckptfix.io.derived import BLOCK
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import open_source
-from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece, part_of
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -78,7 +78,15 @@ def test_any_cut_is_joined_and_no_other_is_taken(
         # The bound of work is for real blocks: small ones take as many times the steps.
         patch.setattr("ckptfix.io.chunks.MAX_WORK", MAX_WORK * (BLOCK // block))
         patch.setattr("ckptfix.io.chunks.BLOCK", block)
-        assert content(tiled(shape, itemsize, chunks)) == array.tobytes()
+        patch.setattr("ckptfix.io.chunks.PART", 0)
+        segments, whole = tiled(shape, itemsize, chunks), array.tobytes()
+        assert content(segments) == whole
+        file = SplicedFile("whole", [len(whole)], lambda _: SplicedPiece(segments))
+        first, last = sorted(rng.randrange(len(whole) + 1) for _ in range(2))
+        # A part of a block is made of the rows that have it.
+        assert content(list(file.pieces(first, last - first))) == whole[first:last]
+        with open_source(file) as source:
+            assert source.read(first, last - first) == whole[first:last]
         if len(chunks) > 1:
             left_out = rng.randrange(len(chunks))
             for others in ([*chunks[:left_out], *chunks[left_out + 1 :]], [*chunks, chunks[left_out]]):
@@ -94,6 +102,29 @@ def test_rows_are_ranges_and_only_shared_rows_are_streams(tmp_path: Path) -> Non
     (stream,) = tiled((6, 4), 4, columns)
     assert not isinstance(stream, ByteRange)
     assert {place.path for place in read_from(stream)} == {str(tmp_path / "columns")}
+
+
+def test_a_part_of_a_block_reads_only_its_rows(tmp_path: Path) -> None:
+    array = np.arange(64, dtype=np.int32).reshape(8, 8)
+    (block,) = tiled((8, 8), 4, chunks_of(array, [((0, 0), (8, 5)), ((0, 5), (8, 3))], tmp_path / "columns"))
+    whole = array.tobytes()
+    for first, count in ((0, 32), (64, 96), (33, 70), (200, 56)):
+        part = part_of(block, first, count)
+        assert content([part]) == whole[first : first + count]
+        rows = -(-(first + count) // 32) - first // 32
+        assert sum(place.length for place in read_from(part)) == rows * 32
+
+
+def test_many_chunks_make_larger_blocks(tmp_path: Path) -> None:
+    """So that each read is worth a call, and its checksum worth remembering."""
+    place = ByteRange("none", 0, (64 << 20) // 64)
+    chunks = [Chunk((0, column * 128), (4096, 128), place) for column in range(64)]
+    blocks = [segment for segment in tiled((4096, 64 * 128), 2, chunks) if not isinstance(segment, bytes)]
+    assert {segment.length for segment in blocks} == {64 * PART}
+    assert {place.length for segment in blocks for place in read_from(segment)} == {PART}
+    assert all(segment.length <= MOST for segment in tiled((4096, 64 * 128), 2, chunks[:32] + [
+        Chunk((0, 4096 + column), (4096, 1), place.sub(0, 8192)) for column in range(4096)
+    ]) if not isinstance(segment, bytes))
 
 
 @pytest.mark.parametrize(

@@ -352,4 +352,4 @@ class TestCopying:
                 expected += b"literal" + CONTENT[number : number + 2000]
             sink.flush()
         assert written(out) == expected
-        assert len(sizes) == 2
+        assert len(sizes) <= len(expected) // io_copy.WRITE + 2

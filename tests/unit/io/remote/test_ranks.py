@@ -19,6 +19,7 @@ from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.checkpoint.byte_ranges import Derived
 from ckptfix.errors import WouldOverwrite, WriteFailed
 from ckptfix.io import ranks
+from ckptfix.io.background_checks import Checking
 from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import RankFailed, Team, joined
 from ckptfix.io.ranks.shares import shares
@@ -69,7 +70,7 @@ def test_what_a_killed_rank_left_is_taken_away(
         steps = _Ranks(team, word)
         for file in shares(plan, 2)[1].files:
             output = Uploader(file, {}, overwrite=False, began=steps.began)
-            output.write(lambda count: None, lambda path, offset, data: None)
+            output.write(lambda count: None, Checking(Plan(())))
             if named:
                 output.publish()
         team.say(f"{word}/up/1")
@@ -111,7 +112,7 @@ def test_an_upload_whose_id_was_never_reported(bucket: Bucket, monkeypatch: pyte
             steps.began(trace)
 
     output = Uploader(file, {}, overwrite=False, began=began)
-    output.write(lambda count: None, lambda path, offset, data: None)
+    output.write(lambda count: None, Checking(Plan(())))
     assert bucket.uploads()
     take_away(left, word, 1)
     assert not bucket.uploads()
