@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 
 from ckptfix.align import roles
 from ckptfix.align.nesting import Twins, crossing
 from ckptfix.align.pairs import Link
+from ckptfix.align.repeated import RepeatedBlocks
 from ckptfix.align.state import AlignState
-from ckptfix.align.units import Unit, holders
+from ckptfix.align.units import ModelSide, Unit, holders
 
 ROUNDS = 6
 """Times that what has become certain is used again. Each settles a level of the tree."""
@@ -52,10 +53,11 @@ def settle(state: AlignState, held: Collection[Unit] = ()) -> bool:
             across = crossing((link.one, link.other) for link in state.links if link.turned)
         sure = {link.one: link.other for link in state.links if not link.instead}
         twins = Twins(sure.items(), (state.a.contents, state.b.contents), state.blocks, holders)
-        beside = _Companions(state.a.units), _Companions(state.b.units)
+        beside = _Companions(state.a), _Companions(state.b)
+        repeated = RepeatedBlocks(sure, (state.a, state.b), twins.of)
         found: dict[Unit, Unit] = {}
         for place, ours, theirs in _rows(state, sure, partial(twins.place, crossing=across), held):
-            found |= _decided(ours, theirs, place, sure, beside)
+            found |= _decided(ours, theirs, place, sure, beside) or repeated.decided(ours, theirs, place)
         if not found:
             return changed
         _apply(state, found)
@@ -67,23 +69,18 @@ def _rows(
     state: AlignState, sure: Mapping[Unit, Unit], place_of: Callable[[Unit, int], Place], held: Collection[Unit]
 ) -> Iterator[tuple[Place, list[Unit], list[Unit]]]:
     """Yield the modules of a shape and a place that are not certain, if the two sides are each other's counterparts."""
-    mixed = {kind for link in state.links if link.instead and (link.one in held or _kind(link.one) != _kind(link.other))
-             for kind in (_kind(link.one), _kind(link.other))}  # fmt: skip
+    mixed = {kind for link in state.links if link.instead and (link.one in held or link.one.kind != link.other.kind)
+             for kind in (link.one.kind, link.other.kind)}  # fmt: skip
     done = sure.keys(), set(sure.values())
     rows: dict[tuple[Hashable, Place], Sides] = {}
     for which, units in enumerate((state.a.units, state.b.units)):
         for unit in units:
-            if unit.slots and unit not in done[which] and (kind := _kind(unit)) not in mixed:
+            if unit.slots and unit not in done[which] and (kind := unit.kind) not in mixed:
                 rows.setdefault((kind, place_of(unit, which)), ([], []))[which].append(unit)
     uneven = {kind for (kind, _), (ours, theirs) in rows.items() if len(ours) != len(theirs)}
     for (kind, place), (ours, theirs) in rows.items():
         if len(ours) == len(theirs) and (place != NOWHERE or kind not in uneven):
             yield place, ours, theirs
-
-
-def _kind(unit: Unit) -> Hashable:
-    """Return a key for the modules that may be each other's counterpart; a lone tensor may have any name."""
-    return unit.signature if len(unit.slots) > 1 else next(iter(unit.signature), ("",))[1:]
 
 
 def _decided(
@@ -99,12 +96,18 @@ def _decided(
         for units, front in zip((ours, theirs), place, strict=True)
     ]
     if len(ours) == 1:
-        return {} if _contrary(*(texts[0] for texts in labels)) else {ours[0]: theirs[0]}
+        paths = ours[0].path, theirs[0].path
+        return {} if _contrary(*(texts[0] for texts in labels)) or _contrary(*paths) else {ours[0]: theirs[0]}
     known = dict(_by_companion(ours, theirs, sure, beside))
     if place == NOWHERE:
         once = _once(ours), _once(theirs)
         known = {one: other for one, other in known.items() if one in once[0] and other in once[1]}
-    if known and (len(known) == len(ours) or place == NOWHERE):
+    if len(known) == len(ours):
+        return known
+    known = {one: other for one, other in known.items() if beside[0].housed(one) or beside[1].housed(other)}
+    if not _on_both_sides(known, ours, theirs, beside):
+        known = {one: other for one, other in known.items() if _one_end(one, beside[0].of(one))}
+    if known:
         return known
     if len(ours) > MOST or (place == NOWHERE and any(len(_once(units)) < len(units) for units in (ours, theirs))):
         return {}
@@ -147,14 +150,28 @@ def _by_companion(
             yield unit, twin
 
 
+def _on_both_sides(
+    known: Mapping[Unit, Unit], ours: Sequence[Unit], theirs: Sequence[Unit], beside: tuple[_Companions, _Companions]
+) -> bool:
+    """Return whether the pairs are all modules that have companions, and nothing says that these are others.
+
+    A norm may be that of the convolution before it, or of the one after it.
+    """
+    return len(known) == len(beside[0].among(ours)) == len(beside[1].among(theirs)) and all(
+        beside[0].course(one) * beside[1].course(other) >= 0 for one, other in known.items()
+    )
+
+
 class _Companions:
     """Modules that belong together: a norm and its convolution.
 
     They are alone in one module, have the same number in a block (``conv1`` and ``bn1``), or take turns in a list.
     """
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    def __init__(self, side: ModelSide) -> None:
+        self._side = side
         self._found: dict[Unit, Unit] = {}
+        units = side.units
         homes: dict[str, list[Unit]] = {}
         for unit in units:
             if unit.slots:
@@ -165,6 +182,7 @@ class _Companions:
                 self._add(*inside)
         for home, inside in homes.items():
             self._take_turns(home, inside)
+        self._housed = frozenset(self._found)
         numbered: dict[tuple[str, str], list[Unit]] = {}
         for unit in units:
             found = _NUMBERED.fullmatch(unit.path)
@@ -177,6 +195,25 @@ class _Companions:
     def of(self, unit: Unit) -> Unit | None:
         """Return the companion of a module, or None."""
         return self._found.get(unit)
+
+    def housed(self, unit: Unit) -> bool:
+        """Return whether a module or a list of such pairs shows its companion; otherwise, an equal number does."""
+        return unit in self._housed
+
+    def among(self, units: Iterable[Unit]) -> set[Unit]:
+        """Return those of `units` that have a companion."""
+        return {unit for unit in units if unit in self._found}
+
+    def course(self, unit: Unit) -> int:
+        """Return 1 if the companion is defined right after it, -1 if right before; 0 if not, or the order is unknown.
+
+        A norm may be that of the convolution before it, or of the one after it.
+        """
+        if not self._side.in_order:
+            return 0
+        before, after = self._side.beside(unit)
+        other = self._found[unit]
+        return 1 if other is after else -1 if other is before else 0
 
     def _add(self, one: Unit, other: Unit) -> None:
         if _is_matrix(one) != _is_matrix(other):
@@ -205,6 +242,22 @@ def _is_matrix(unit: Unit) -> bool:
     return any(len(slot.shape) > 1 for slot in unit.slots.values())
 
 
+def _one_end(one: Unit, other: Unit | None) -> bool:
+    """Return whether the width of a norm shows on which side of its matrix it is: only inputs or outputs are as wide.
+
+    In a convolution of groups, the second dimension is a part of the inputs.
+    """
+    if other is None:
+        return False
+    vector, matrix = (other, one) if _is_matrix(one) else (one, other)
+    widths = {slot.shape[0] for slot in vector.slots.values() if len(slot.shape) == 1}
+    ends = {slot.shape[:2] for slot in matrix.slots.values() if len(slot.shape) > 1}
+    if len(widths) != 1 or len(ends) != 1:
+        return False
+    (width,), ((first, second),) = widths, ends
+    return (width == first) != (width == second) and (first < second or first % second != 0)
+
+
 def _apply(state: AlignState, found: Mapping[Unit, Unit]) -> None:
     """Make the links that were found certain, and keep the others of these modules in doubt among what is left."""
     taken = set(found.values())
@@ -214,10 +267,10 @@ def _apply(state: AlignState, found: Mapping[Unit, Unit]) -> None:
     free = {link.other: None for link in open_ if link.other not in taken}
     left: dict[Hashable, list[Unit]] = {}
     for unit in state.b.units:
-        left.setdefault(_kind(unit), []).append(unit)
+        left.setdefault(unit.kind, []).append(unit)
     gone = taken | {link.other for link in state.links}
     for link in open_:
-        rest = [unit for unit in left[_kind(link.other)] if unit not in gone]
+        rest = [unit for unit in left[link.other.kind] if unit not in gone]
         if link.other in taken:
             other = next((unit for unit in rest if unit not in free), None)
             if other is None:

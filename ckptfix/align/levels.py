@@ -7,13 +7,13 @@ layers as experts. Then the words before the numbers decide, or the other module
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 
 from ckptfix.align.groups import UnitGroup, branches
 from ckptfix.align.units import ModelSide, Unit, fronts, words
 
-NESTS = frozenset(["layer", "block", "stage", "module", "group"])
+NESTS = frozenset(["layer", "block", "stage", "module", "group", "unit"])
 """Words for lists that occur at any level. They do not distinguish levels."""
 
 COUNTED = frozenset(["expert", "head", "branch", "codebook"])
@@ -23,11 +23,19 @@ LEVELS = 4
 """Numbers that may vary in one path. If there are more, only their given order is tried."""
 
 
-def turned(one: UnitGroup, other: UnitGroup, sides: tuple[ModelSide, ModelSide]) -> tuple[list[Unit], dict[Unit, Unit]]:
+def turned(
+    one: UnitGroup,
+    other: UnitGroup,
+    sides: tuple[ModelSide, ModelSide],
+    apart: Callable[[Unit, Unit], bool] | None = None,
+) -> tuple[list[Unit], dict[Unit, Unit]]:
     """Return the units of `other` in the order of their partners in `one`, and a rival for each uncertain unit.
 
-    The given order of the numbers is used if equally many modules are under each of them on both sides. A different
-    order is used only if words say so.
+    The given order of the numbers is used if equally many modules are under each of them on both sides, or if lists of
+    blocks hold lists of blocks, and no word says what they count. A different order is used only if words say so.
+
+    Args:
+        apart: whether two units are known to be in different blocks, which rules an order of the numbers out.
     """
     if one.nesting[0] != other.nesting[0] and not (
         all(_in_blocks(group, side) for group, side in zip((one, other), sides, strict=True))
@@ -37,6 +45,11 @@ def turned(one: UnitGroup, other: UnitGroup, sides: tuple[ModelSide, ModelSide])
     ways = _ways(one, other)
     if len(ways) < 2 or one.text == other.text:
         return other.units, {}
+    if apart is not None:
+        left = [way for way in ways if not any(map(apart, one.units, _sorted(other, way)))]
+        if len(left) == 1:
+            return _sorted(other, left[0]), {}
+        ways = left or ways
     named = _level_words(one), _level_words(other)
     said = [_said([(named[0][at], named[1][to]) for at, to in enumerate(way)]) for way in ways]
     blocks = [surroundings(group, which)[:-1] for group, which in zip((one, other), sides, strict=True)]
@@ -45,7 +58,11 @@ def turned(one: UnitGroup, other: UnitGroup, sides: tuple[ModelSide, ModelSide])
     twins = _sorted(other, ways[best])
     shared = [sum(bool(named[0][at] & named[1][to]) for at, to in enumerate(way)) for way in ways]
     against = any(one & COUNTED != other & COUNTED for one, other in zip(*named, strict=True))
-    as_given = best == 0 and alike and not against and shared[0] == max(shared)
+    mute = not any(words for side_words in named for words in side_words)
+    nested = mute and all(_in_blocks(group, side, True) for group, side in zip((one, other), sides, strict=True))
+    as_given = best == 0 and ways[0] == tuple(sorted(ways[0])) and (
+        nested or (alike and not against and shared[0] == max(shared))
+    )  # fmt: skip
     as_said = said[best] > 0 and not alike and said.count(said[best]) == 1
     if as_given or as_said:
         return twins, {}
@@ -58,11 +75,19 @@ def turned(one: UnitGroup, other: UnitGroup, sides: tuple[ModelSide, ModelSide])
     return twins, doubts
 
 
-def _in_blocks(group: UnitGroup, side: ModelSide) -> bool:
-    """Return whether modules other than the group's are under its first number, if the group has several numbers."""
+def _in_blocks(group: UnitGroup, side: ModelSide, every: bool = False) -> bool:
+    """Return whether modules other than the group's are under its first number, if the group has several numbers.
+
+    Args:
+        every: ask the same of each number but the last.
+    """
     if group.nesting[0] < 2:
         return True
-    return surroundings(group, side)[0] > len(group) / len({numbers[0] for numbers in group.numbers})
+    around = surroundings(group, side)
+    return all(
+        around[level] > len(group) / len({numbers[: level + 1] for numbers in group.numbers})
+        for level in range(len(around) - 1 if every else 1)
+    )
 
 
 def _same_course(one: UnitGroup, other: UnitGroup, sides: tuple[ModelSide, ModelSide]) -> bool:

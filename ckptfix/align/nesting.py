@@ -62,7 +62,8 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
         if _nest(cells):
             nested += [((ours, number), (stack, twin)) for number, twin in cells]
             continue
-        if _is_grid([(number, twin, *pairs[index]) for number, twin, index in rows]):
+        placed = [(number, twin, *pairs[index]) for number, twin, index in rows]
+        if _is_grid(placed) or _between(placed):
             continue
         if sides is not None and homes is None:
             homes = _Homes(sides[0]), _Homes(sides[1])
@@ -195,6 +196,28 @@ def _is_grid(rows: Sequence[tuple[int, int, Unit, Unit]]) -> bool:
     )  # fmt: skip
 
 
+def _between(rows: Sequence[tuple[int, int, Unit, Unit]]) -> bool:
+    """Return whether the stages of the two sides nest, apart from what is between two stages.
+
+    One side may have it at the end of a stage, and the other at the beginning of the next one. Then it has names that
+    nothing else in the stages has, and there is one less of it than there are stages.
+    """
+    cells: dict[Cell, set[Hashable]] = {}
+    for number, twin, one, other in rows:
+        cells.setdefault((number, twin), set()).add((one.template, other.template))
+    numbers, twins = (sorted({cell[which] for cell in cells}) for which in (0, 1))
+    same = list(zip(numbers, twins, strict=False))
+    if len(numbers) != len(twins) or not cells.keys() >= set(same):
+        return False
+    inside = set().union(*(cells[cell] for cell in same))
+    beyond = cells.keys() - same
+    return any(
+        beyond == set(zip(ours, theirs, strict=True))
+        and inside.isdisjoint(set().union(*(cells[cell] for cell in beyond)))
+        for ours, theirs in ((numbers[:-1], twins[1:]), (numbers[1:], twins[:-1]))
+    )
+
+
 def _sizes(cells: Collection[Cell]) -> tuple[int, int]:
     """Return the number of rows and of columns that have cells."""
     return len({one for one, _ in cells}), len({other for _, other in cells})
@@ -237,7 +260,8 @@ class Twins:
                     found[0].setdefault(ours, set()).add(theirs[own])
                     found[1].setdefault(theirs[own], set()).add(ours)
         self._twins = tuple(
-            {front: next(iter(others)) for front, others in side.items() if len(others) == 1} for side in found
+            {front: one for front, others in side.items() if (one := _only(others, beyond)) is not None}
+            for side, beyond in zip(found, reversed(contents), strict=True)
         )
         self._contents = contents
 
@@ -264,6 +288,11 @@ class Twins:
         holds = [f"{front}." in lists for front, lists in zip(twins, self._lists, strict=True)]
         return any(holds[side] and not counted[side] and counted[1 - side] and not holds[1 - side] for side in (0, 1))
 
+    def of(self, front: str) -> str | None:
+        """Return the block of the other side that is the same as a block of the first side."""
+        twin = self._twins[0].get(front)
+        return twin if twin is not None and self._twins[1].get(twin) == front else None
+
     def say(self, one: Unit, other: Unit) -> int:
         """Return 1 if both are in the same numbered block, -1 if a block or module has the other elsewhere, else 0."""
         ours, theirs = siblings(one.path), siblings(other.path)
@@ -285,7 +314,7 @@ class Twins:
             if front not in self._contents[which]:
                 continue
             count, sum_ = self._contents[which][front]
-            if _LAST_NUMBER.search(front) is None and sum_ == count * hash(unit.signature):
+            if _LAST_NUMBER.search(front) is None and sum_ == count * hash(unit.kind):
                 continue
             if twin is not None and self._twins[1 - which].get(twin) == front:
                 found = (twin, front) if which else (front, twin)
@@ -298,6 +327,14 @@ class Twins:
         """Return whether both are at the same place of two lists, because their innermost blocks are the same."""
         ours, theirs = fronts(one.path), fronts(other.path)
         return bool(ours and theirs) and self._twins[0].get(ours[-1]) == theirs[-1]
+
+
+def _only(fronts: Collection[str], contents: Contents) -> str | None:
+    """Return the innermost of blocks that hold each other and nothing else; None if they are different blocks."""
+    inner = max(fronts, key=len)
+    alike = all(inner.startswith(f"{front}.") and contents.get(front) == contents.get(inner)
+                for front in fronts if front != inner)  # fmt: skip
+    return inner if alike else None
 
 
 def _lists(contents: Contents) -> dict[Stack, list[tuple[int, int]]]:

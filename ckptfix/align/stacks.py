@@ -21,6 +21,9 @@ _NUMBER = re.compile(r"\d{1,18}")
 MANIFOLD = 4
 """Kinds of modules in a block that is recognized without another of its kind."""
 
+MANY = 6
+"""Modules in such a block if they are of fewer kinds."""
+
 
 @dataclass(frozen=True, slots=True)
 class SharedStacks:
@@ -46,19 +49,46 @@ def shared(a: ModelSide, b: ModelSide) -> SharedStacks:
                 by_content[which].setdefault(content, []).append(template)
     found: dict[Unit, tuple[int, ...]] = {}
     blocks: list[tuple[str, str]] = []
-    for number, (content, ours) in enumerate(by_content[0].items()):
-        theirs = by_content[1].get(content, [])
-        if len(ours) != len(theirs):
+    for number, content in enumerate(by_content[0]):
+        ours, theirs = (_innermost(side, names.get(content, [])) for side, names in zip(sides, by_content, strict=True))
+        by_chance = any(map(_by_chance, [*(sides[0][name] for name in ours), *(sides[1][name] for name in theirs)]))
+        if len(ours) != len(theirs) or (by_chance and len(ours) == 1):
             continue
         for side, templates in zip(sides, (ours, theirs), strict=True):
             for unit in (unit for template in templates for row in side[template].values() for block in row.values()
-                         for unit in block):  # fmt: skip
+                         for unit in (() if by_chance else block)):  # fmt: skip
                 found[unit] = (*found.get(unit, ()), number)
         pairs = [(0, 0)] if len(ours) == 1 else roles.told(*(_labels(templates) for templates in (ours, theirs)))
         for row, to in pairs:
-            blocks += _same_place(sides[0][ours[row]], sides[1][theirs[to]])
+            if not (_is_grid(sides[0], ours[row]) and _is_grid(sides[1], theirs[to])):
+                blocks += _same_place(sides[0][ours[row]], sides[1][theirs[to]])
     blocks += _in_order(sides, {block for block, _ in blocks})
     return SharedStacks(found, tuple(blocks))
+
+
+def _is_grid(side: Mapping[str, Stacks], template: str) -> bool:
+    """Return whether each block is nothing but a list of as many blocks: which number counts what, is unknown."""
+    front, blocks = next(iter(side[template].items()))
+    number, block = next(iter(blocks.items()))
+    inside = f"{front}{number}"
+    return any(
+        len(inner) == len(blocks) and sum(map(len, inner.values())) == len(block)
+        for other, stacks in side.items()
+        if other.startswith(template + "{}")
+        for start, inner in stacks.items()
+        if start.startswith(inside)
+    )
+
+
+def _innermost(side: Mapping[str, Stacks], templates: Sequence[str]) -> list[str]:
+    """Return the templates without those whose blocks each hold one block of another template, and nothing else."""
+    if len(templates) < 2:
+        return list(templates)
+    found: dict[Hashable, str] = {}
+    for template in templates:
+        held = frozenset(frozenset(block) for blocks in side[template].values() for block in blocks.values())
+        found[held] = max(found.get(held, ""), template, key=len)
+    return list(found.values())
 
 
 def _in_order(sides: tuple[dict[str, Stacks], dict[str, Stacks]], known: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -127,25 +157,30 @@ def _templates(side: ModelSide) -> dict[str, Stacks]:
 
 
 def _content(stacks: Stacks) -> Hashable | None:
-    """Return the contents of the blocks of each stack; None if these are not blocks of several modules.
-
-    A block by itself counts if it is as manifold as that of a transformer: others may have its contents by chance.
-    """
+    """Return the contents of the blocks of each stack; None if these are not blocks of several modules."""
     rows = []
     for blocks in stacks.values():
         if min(map(len, blocks.values())) < 2:
             return None
         rows.append(tuple(sorted(map(_alike, blocks.values()))))
-    alone = max(map(len, rows)) == 1
-    if alone and min(_kinds(block) for blocks in stacks.values() for block in blocks.values()) < MANIFOLD:
-        return None
     return tuple(sorted(rows))
 
 
+def _by_chance(stacks: Stacks) -> bool:
+    """Return whether other blocks may have these contents by chance.
+
+    A block by itself is known by its contents only if it is as manifold as that of a transformer.
+    """
+    alone = max(map(len, stacks.values())) == 1
+    return alone and any(
+        _kinds(block) < MANIFOLD and len(block) < MANY for blocks in stacks.values() for block in blocks.values()
+    )
+
+
 def _kinds(block: Sequence[Unit]) -> int:
-    return len({unit.signature for unit in block})
+    return len({unit.kind for unit in block})
 
 
 def _alike(block: Sequence[Unit]) -> tuple[int, int]:
     """Return a key that is the same for blocks of equally many modules with the same shapes."""
-    return len(block), sum(hash(unit.signature) for unit in block)
+    return len(block), sum(hash(unit.kind) for unit in block)

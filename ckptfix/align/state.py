@@ -83,6 +83,10 @@ class AlignState:
         """Return for each unit the number of landmarks before it."""
         return [bisect_left(self.pins[which], unit.first) for unit in group.units]
 
+    def apart(self, one: Unit, other: Unit) -> bool:
+        """Return whether two units are known to be in different blocks."""
+        return self.twins is not None and self.twins.say(one, other) < 0
+
     def in_blocks(self, one: UnitGroup, other: UnitGroup) -> float:
         """Return 1 if all instances of two groups are in the same blocks, -1 if any is known not to be, or a share."""
         if self.twins is None or not alike(one, other):

@@ -232,7 +232,7 @@ def _by_class(state: AlignState, key: Callable[[Unit], Hashable]) -> None:
             classes.setdefault(key(unit), ([], []))[which].append(unit)
     if not any(ours and theirs for ours, theirs in classes.values()):
         return
-    hard, counted = [], []
+    hard, counted, crossing = [], [], []
     for ours, theirs in classes.values():
         if not ours or not theirs:
             continue
@@ -241,12 +241,20 @@ def _by_class(state: AlignState, key: Callable[[Unit], Hashable]) -> None:
         if len(ways) > 1:
             hard.append(ways)
         elif len(left) == len(right) == 1 and alike(left[0], right[0]):
-            state.add(_instances(left[0], right[0], math.inf, (), state))
+            links = _instances(left[0], right[0], math.inf, (), state)
+            if any(link.turned for link in links):
+                crossing.append((left[0], right[0]))
+            else:
+                state.add(links)
         elif lonely_units(left, right):
             hard.append(ways)
         else:
             counted.append((left, right))
     state.pin()
+    if crossing:
+        for one, other in crossing:
+            state.add(_instances(one, other, math.inf, (), state))
+        state.pin()
     by_count = [_by_count(state, *sides) for sides in counted]
     for (left, right), found in zip(counted, by_count, strict=True):
         state.add(found.links)
@@ -422,7 +430,7 @@ def _instances(
     why = BY_NAME if margin < COUNTED else "only shape" if len(one) == 1 and margin == math.inf else BY_NUMBER
     if alike(one, other):
         doubt = one.backwards != other.backwards or (state.ordered and one.in_order != other.in_order)
-        twins, doubts = turned(one, other, (state.a, state.b))
+        twins, doubts = turned(one, other, (state.a, state.b), state.apart)
         links = [
             Link(unit, twin, confidence, why, tuple(rivals[index : index + 1] or rivals[-1:]))
             for index, (unit, twin) in enumerate(zip(one.units, twins, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -48,6 +48,7 @@ class Unit:
         first, last: positions of its keys in the state dict.
         template, numbers: of the path.
         signature: requirements for a module that takes its place: leaves, shapes, and integer or float.
+        kind: requirements for its counterpart: the signature, or that of a lone tensor, which may have any name.
     """
 
     path: str
@@ -58,6 +59,7 @@ class Unit:
     template: str = ""
     numbers: tuple[int, ...] = ()
     signature: Signature = frozenset()
+    kind: Hashable = ()
 
 
 def number_kind(dtype: str) -> str:
@@ -90,7 +92,7 @@ class ModelSide:
         found: dict[str, tuple[int, int]] = {}
         for unit in self.units:
             if unit.slots:
-                own = hash(unit.signature)
+                own = hash(unit.kind)
                 for front in holders(unit.path):
                     count, sum_ = found.get(front, (0, 0))
                     found[front] = count + 1, sum_ + own
@@ -181,6 +183,8 @@ def side(slots: Sequence[Slot]) -> ModelSide:
     for unit in units.values():
         kinds = frozenset((leaf, slot.shape, number_kind(slot.dtype)) for leaf, slot in unit.slots.items())
         unit.signature = shared.setdefault(kinds, kinds)
+        alone = next(iter(kinds))[1:] if len(kinds) == 1 else kinds
+        unit.kind = shared.setdefault(alone, alone)
         unit.template = shared.setdefault(unit.template, unit.template)
     return ModelSide(tuple(units.values()), tuple(aliases), scattered * 4 > len(units))
 

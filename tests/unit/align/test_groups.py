@@ -110,6 +110,23 @@ def test_a_word_at_the_other_level_turns_numbers_where_blocks_differ() -> None:
     assert paths(twins) == ["conv0.0", "conv1.0", "conv0.1", "conv1.1"]
 
 
+def test_lists_of_blocks_in_lists_of_blocks_keep_their_order() -> None:
+    """A stage of one side holds something else too."""
+    parts = "ab"
+    one, other = ([name for part in parts for name in grid(f"{front}.{{n}}.{{m}}.{part}", 2, 2)]
+                  for front in ("layers", "stages"))  # fmt: skip
+    sides = of([*one, "layers.0.down"]), of([*other, "down"])
+    twins, doubts = turned(groups(sides[0].units)[0], groups(sides[1].units)[0], sides)
+    assert (paths(twins), doubts) == (grid("stages.{n}.{m}.a", 2, 2), {})
+
+
+def test_blocks_that_are_known_rule_an_order_of_numbers_out() -> None:
+    sides = of(grid("zan{n}.experts{m}", 2, 2)), of(grid("lor{n}.mev{m}", 2, 2))
+    both = groups(sides[0].units)[0], groups(sides[1].units)[0]
+    assert turned(*both, sides)[1]
+    assert not turned(*both, sides, lambda one, other: one.path[3] != other.path[3])[1]
+
+
 def test_surroundings() -> None:
     whole = of(["h.0.a", "h.1.a", "h.0.b", "h.1.b", "fc7"])
     assert [surroundings(group, whole) for group in groups(whole.units)] == [(2.0,), (2.0,), (0,)]

@@ -46,6 +46,16 @@ def test_a_number_that_tells_parts_apart_as_their_shapes_do_counts_no_blocks() -
     assert doubted(pairs) == {*pairs}, "of equal shapes the two may be the other way round"
 
 
+def test_what_is_between_two_stages_is_at_the_end_of_one_or_the_beginning_of_the_next() -> None:
+    stages = {f"stage{at}.0.{part}": f"levels.{at}.0.{part}" for at in range(3) for part in ("a", "b")}
+    between = {f"stage{at}.down": f"levels.{at + 1}.reduce" for at in range(2)}
+    assert not doubted(stages | between)
+    assert doubted(stages | {"stage0.down": "levels.1.reduce"}), "there is one for each two stages"
+    assert doubted(stages | {"stage0.0.c": "levels.1.0.c", "stage1.0.c": "levels.0.0.c"})
+    same = {f"stage{at}.0.{part}": f"levels.{at}.0.{part}" for at in (1, 2) for part in ("a", "b")}
+    assert doubted(same | {"stage0.0.a": "levels.1.0.a", "stage1.0.a": "levels.2.0.a"}), "a name that is in a stage too"
+
+
 def test_what_is_in_no_pair_shows_too_that_two_overlap() -> None:
     """Block 1 goes to the stem with its convolution, and to the transition with its norm, whose other part is left."""
     pairs = {"f.1.conv": "stem.c", "f.2.conv": "stem.d", "f.1.norm": "trans.1.n", "f.2.norm": "trans.2.n"}

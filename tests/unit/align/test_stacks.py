@@ -49,3 +49,23 @@ def test_two_equal_stacks_stay_open() -> None:
     one = blocks("left.blocks", words) | blocks("right.blocks", words)
     other = blocks("lhs.blocks", words) | blocks("rhs.blocks", words)
     assert len(match(side(one), side(other)).ambiguous) == len(one)
+
+
+@pytest.mark.parametrize("towers", [("text", "textual", "vision", "visual"), ("fwd", "forward", "bwd", "backward")])
+def test_words_of_towers_tell_blocks_that_have_no_second_one(towers: tuple[str, ...]) -> None:
+    """The single block of each tower is in a list on one side, and in a list in a list on the other."""
+    words = {"input": "0", "hidden": "1"}
+    both = dict(zip(towers[::2], towers[1::2], strict=True))
+    pairs = {f"{ours}.layers.0.{one}.weight": f"net.{theirs}.stages.1.layers.1.{other}"
+             for ours, theirs in both.items() for one, other in words.items()}  # fmt: skip
+    found = match(side(dict.fromkeys(pairs, (12, 4))), side(dict.fromkeys(sorted(pairs.values()), (12, 4))))
+    assert found.names == pairs
+    assert found.complete
+
+
+def test_a_single_block_of_many_modules_is_the_only_one_of_its_contents() -> None:
+    words = dict(zip(("attn.q", "attn.k", "attn.v", "attn.proj", "fc1", "fc2"), "123456", strict=True))
+    pairs = {f"layers.1.{one}.weight": f"net.blocks.0.{other}.weight" for one, other in words.items()}
+    found = match(side(dict.fromkeys(pairs, (D, D))), side(dict.fromkeys(reversed(pairs.values()), (D, D))))
+    assert found.names == pairs
+    assert found.complete
