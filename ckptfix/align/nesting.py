@@ -8,6 +8,7 @@ nothing here says which.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -49,7 +50,14 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
     A pair is left out if shapes allow its blocks no other counterpart. This needs `sides`, which has all units.
     """
     shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
-    inside = [(_blocks(one.path), _blocks(other.path)) for one, other in pairs]
+    known: dict[str, tuple[Block, ...]] = {}  # modules of a block may be far from each other among the pairs
+
+    def of(path: str) -> tuple[Block, ...]:
+        part = numbered_part(path)
+        return known.get(part) or known.setdefault(part, _blocks_on(part))
+
+    inside = [(of(one.path), of(other.path)) for one, other in pairs]
+    known.clear()
     for index, (blocks, theirs) in enumerate(inside):
         for ours, number in blocks:
             for stack, twin in theirs:
@@ -166,7 +174,7 @@ def _blocks(path: str) -> tuple[Block, ...]:
 
 @lru_cache(CACHED)
 def _blocks_on(path: str) -> tuple[Block, ...]:
-    return tuple((path[: match.start()], int(match[0])) for match in islice(_NUMBER.finditer(path), MOST))
+    return tuple((sys.intern(path[: match.start()]), int(match[0])) for match in islice(_NUMBER.finditer(path), MOST))
 
 
 def _nest(cells: Collection[Cell]) -> bool:

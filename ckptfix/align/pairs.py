@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ckptfix.align.result import MatchedPair, Matching, Skipped
 from ckptfix.align.units import ModelSide, Unit
 from ckptfix.dataclass import dataclass
-from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot
 
 PROOF = "same values"
@@ -35,7 +34,7 @@ class Link:
 def matching(
     links: Sequence[Link], sides: tuple[ModelSide, ModelSide], source: Sequence[Slot], target: Sequence[Slot]
 ) -> Matching:
-    """Return the matching of the tensors of `sides` that follows from `links`."""
+    """Return the matching of the tensors of `sides` that follows from `links`, without rules."""
     pairs: dict[str, MatchedPair] = {}
     skipped: tuple[dict[str, Skipped], dict[str, Skipped]] = ({}, {})
     for link in links:
@@ -48,16 +47,17 @@ def matching(
             pairs[slot.name] = MatchedPair(
                 slot.name, twin.name, link.confidence, _why(link, slot, twin), instead, shape
             )
-        for leaf, (slot, _) in link.one.optional.items():
-            if leaf in link.other.optional and link.other.optional[leaf][0].shape == slot.shape:
-                twin = link.other.optional[leaf][0]
+        theirs = {leaf: slot for leaf, slot, _ in link.other.optional}
+        for leaf, slot, _ in link.one.optional:
+            twin = theirs.get(leaf)
+            if twin is not None and twin.shape == slot.shape:
                 pairs[slot.name] = MatchedPair(slot.name, twin.name, link.confidence, _why(link, slot, twin))
     taken = {pair.target for pair in pairs.values()}
     _pair_aliases(sides, pairs, taken)
     taken = {pair.target for pair in pairs.values()}
     for which, units, done in ((0, sides[0].units, pairs.keys()), (1, sides[1].units, taken)):
         for unit in units:
-            for slot, rule in unit.optional.values():
+            for _, slot, rule in unit.optional:
                 if slot.name not in done:
                     skipped[which][slot.name] = Skipped(slot.name, rule)
     for which, aliases, done in ((0, sides[0].aliases, pairs.keys()), (1, sides[1].aliases, taken)):
@@ -68,7 +68,7 @@ def matching(
     return Matching(
         "structure",
         ordered,
-        learn({pair.source: pair.target for pair in ordered}, [slot.name for slot in source], skipped[0]),
+        (),
         tuple(slot.name for slot in source if slot.name not in pairs and slot.name not in skipped[0]),
         tuple(slot.name for slot in target if slot.name not in taken and slot.name not in skipped[1]),
         tuple(skipped[0].values()),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import pairwise
 
 from ckptfix.align import assignment
@@ -31,6 +31,7 @@ from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
 from ckptfix.align.units import ModelSide, Unit, counted, fronts, side, words
 from ckptfix.dataclass import dataclass
+from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot
 
 
@@ -146,8 +147,16 @@ def match(
     source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = False, proven: Mapping[str, str] | None = None
 ) -> Matching:
     """Match by structure; see `ckptfix.align.match.match`."""
+    found = _paired(source, target, reshape, proven or {})  # the modules and links are gone when rules are learned
+    wanted = {pair.source: pair.target for pair in found.pairs}
+    skipped = frozenset(row.name for row in found.skipped_source)
+    return replace(found, rules=learn(wanted, [slot.name for slot in source], skipped))
+
+
+def _paired(source: Sequence[Slot], target: Sequence[Slot], reshape: bool, proven: Mapping[str, str]) -> Matching:
+    """Return the matching without the rules that give its pairs."""
     state = AlignState(side(source), side(target))
-    state.add(trusted(state.a, state.b, proven or {}))
+    state.add(trusted(state.a, state.b, proven))
     held = reshaped(state.a.units, state.b.units) if reshape else frozenset()
     stacks = shared(state.a, state.b)
     state.blocks = stacks.blocks
@@ -155,6 +164,10 @@ def match(
         _by_class(state, scoped(without(key, held), stacks.scopes))
     if reshape:
         _by_class(state, scoped(flat, stacks.scopes))
+    del stacks
+    state.twins = None  # classes need it; what follows depends on all links
+    state.a.forget()
+    state.b.forget()
     _doubt_blocks(state)
     kept = {unit for unit in state.a.units if flat(unit) in held} if held else ()
     if state.compared <= COMPARED and settle(state, kept):

@@ -44,7 +44,7 @@ class Unit:
     Attributes:
         path: of the module, in canonical spelling (see `ckptfix.names.spellings`).
         slots: leaf -> its slot, as named in the state dict; the leaf of a lone parameter is ``""``.
-        optional: the same for slots that a family allows to be absent, with the family's id.
+        optional: leaf, slot and family's id for those that a family allows to be absent.
         first, last: positions of its keys in the state dict.
         template, numbers: of the path.
         signature: requirements for a module that takes its place: leaves, shapes, and integer or float.
@@ -55,7 +55,7 @@ class Unit:
     first: int
     last: int
     slots: dict[str, Slot] = field(default_factory=dict)
-    optional: dict[str, tuple[Slot, str]] = field(default_factory=dict)
+    optional: tuple[tuple[str, Slot, str], ...] = ()
     template: str = ""
     numbers: tuple[int, ...] = ()
     signature: Signature = frozenset()
@@ -102,6 +102,11 @@ class ModelSide:
     def following(self) -> dict[int, Signature]:
         """Position of a unit -> signature of the unit after it."""
         return {one.first: after.signature for one, after in pairwise(self.units)}
+
+    def forget(self) -> None:
+        """Free what was derived from the units; it is derived again when it is needed."""
+        for name in ("under", "contents", "following", "_places"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def _places(self) -> dict[Unit, int]:
@@ -178,7 +183,7 @@ def side(slots: Sequence[Slot]) -> ModelSide:
         if family is None:
             unit.slots[leaf] = slot
         else:
-            unit.optional[leaf] = (slot, family.id)
+            unit.optional = *unit.optional, (leaf, slot, family.id)
     shared: dict[object, Any] = {}  # thousands of modules have the same signature and template: keep each once
     for unit in units.values():
         kinds = frozenset((leaf, slot.shape, number_kind(slot.dtype)) for leaf, slot in unit.slots.items())
@@ -212,8 +217,8 @@ def number(text: str) -> int:
     return int(text) if text.isdecimal() else ord(text) - ord("a")
 
 
-CACHED = 1 << 15
-"""Blocks whose paths are taken apart once, and not for each module in them."""
+CACHED = 1 << 11
+"""Blocks whose paths are taken apart once, and not for each module in them. Modules of a block are near each other."""
 
 
 def numbered_part(path: str) -> str:

@@ -34,6 +34,8 @@ from ckptfix.ops.target.targets import ExpectedModel
 LAYERS = "torch"
 """The ecosystem of tables whose conversions keep the names of modules, and turn what is in them."""
 
+SHOWN = 64
+"""Keys that must have a line each before all keys are looked up in a table."""
 
 _BIAS = re.compile(r"(bias_[ih]h)(?:_l\d+)?$")
 
@@ -89,7 +91,9 @@ def _table(checkpoint: Checkpoint, at: str | None) -> tuple[NameConversion | Non
     for one in sorted(rows, key=lambda one: left[one.family]):
         if 2 * left[one.family] <= len(keys):
             return one, True
-    if not any(all(map(way[0].may_match, keys[:1])) for way in tables.routes(tables.shipped(), None, LAYERS)):
+    shown = keys[:: max(1, len(keys) // SHOWN)]
+    ways = [way[0] for way in tables.routes(tables.shipped(), None, LAYERS) if all(map(way[0].may_match, keys[:1]))]
+    if all(way.rules().unmatched(shown)[0] for way in ways):
         return None, False
     with suppress(CkptfixError):
         (step,) = by_table.steps(checkpoint, None, LAYERS, at=at)

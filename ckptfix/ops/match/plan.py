@@ -225,15 +225,16 @@ def learned(
     """
     if not names:
         return ()
-    found = rules
-    if not found or _wrong(names, every, found):
+    found, odd = rules, _wrong(names, every, rules) if rules else [*names]
+    if odd:
         found = learn(names, every)
+        odd = _wrong(names, every, found)
     single = []
     back = {names.get(name, name): name for name in every}
     with suppress(Refused):  # a rule that uses a number twice has no inverse
         found_back = [NameRule(*turned(rule.new, rule.old)) for rule in found]
         back = {name: back[name] for name in _wrong(back, tuple(back), found_back)}
-    for name in dict.fromkeys((*_wrong(names, every, found), *back.values())):
+    for name in dict.fromkeys((*odd, *back.values())):
         with suppress(Refused):  # a name that looks like a rule, but is not a valid one
             single.append(NameRule(name, names.get(name, name)))
     return (*single, *found)
