@@ -268,7 +268,7 @@ class Twins:
                     found[0].setdefault(ours, set()).add(theirs[own])
                     found[1].setdefault(theirs[own], set()).add(ours)
         self._twins = tuple(
-            {front: one for front, others in side.items() if (one := _only(others, beyond)) is not None}
+            {front: inner for front, others in side.items() if (inner := _only(others, beyond)) is not None}
             for side, beyond in zip(found, reversed(contents), strict=True)
         )
         self._contents = contents
