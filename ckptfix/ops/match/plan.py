@@ -28,6 +28,7 @@ from ckptfix.names.spellings import fusions
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.fused import rules as fused_rules
+from ckptfix.ops.match.left_over import reasons
 from ckptfix.ops.rename import sites
 from ckptfix.ops.select import dropping, optimizers_left
 from ckptfix.ops.target.targets import ExpectedModel
@@ -339,7 +340,8 @@ def refusals(
         )
     elif matching.missing and not partial:
         lines = [*_groups("only in IN", matching.left, source), *_groups("only in TARGET", matching.missing, target)]
-        notes = [*operations.questions, *fused(source, target, matching)]
+        resemble = reasons(_left(source, matching.left), _left(target, matching.missing))
+        notes = [*operations.questions, *fused(source, target, matching), *resemble]
         found.append(
             NoMatch(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
