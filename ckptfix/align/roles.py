@@ -396,7 +396,8 @@ def scores(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence]) -> list
 def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
     """Return the only assignment of as many paths to paths that words and numbers allow; nothing if it is in doubt.
 
-    That one of two layers is called after the whole that has both says nothing: ``c_fc``, ``c_proj`` and ``ffn.b``.
+    That one of two layers is called after the whole that has both says nothing: ``c_fc``, ``c_proj`` and ``ffn.b``. Two
+    that are called after different wholes are not the same: ``attention.output.norm`` and ``output.norm``.
     Numbers do not tell a list from what no word describes, which may be one of that list under another name:
     ``layer.0``, ``layer.1``, ``x`` and ``y``, ``layer.1``, ``layer.2``.
     """
@@ -411,10 +412,11 @@ def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
     vague = {kind for kind in WHOLES if min(count[kind] for count in counts) < 2}
     if _are_norms([*ours, *theirs]):
         vague = set()  # a part of a block has one norm
+    whole = sides
     sides = _without(sides[0], vague), _without(sides[1], vague)
     found = scores(*sides)
     chosen = assignment.best(found)
-    if loose(*sides, chosen):
+    if loose(*sides, chosen) or any(_apart(whole[0][row], whole[1][to]) for row, to in enumerate(chosen)):
         return []
     margins = assignment.margins(found, chosen, ENOUGH)
     rows = list(enumerate(chosen))

@@ -72,3 +72,8 @@ def test_three_projections_in_one_module_are_not_any_three() -> None:
 def test_a_word_for_the_whole_tells_no_part_of_it() -> None:
     assert not roles.told(["{}.mlp.c_fc", "{}.mlp.c_proj"], ["{}.ffn.lin2", "{}.fimjup"])
     assert roles.told(["{}.attention_norm", "{}.ffn_norm"], ["{}.norm2", "{}.norm1"]) == [(0, 1), (1, 0)]
+
+
+def test_parts_of_different_wholes_are_not_the_same() -> None:
+    """Each may be what the other side has no word for."""
+    assert not roles.told(["{}.attention.output.norm", "{}.zan"], ["{}.output.norm", "{}.lor"])
