@@ -107,6 +107,7 @@ def _decided(
     known = {one: other for one, other in known.items() if beside[0].housed(one) or beside[1].housed(other)}
     if not _on_both_sides(known, ours, theirs, beside):
         known = {one: other for one, other in known.items() if _one_end(one, beside[0].of(one))}
+    known = known or _by_name(ours, theirs)
     if known:
         return known
     if len(ours) > MOST or (place == NOWHERE and any(len(_once(units)) < len(units) for units in (ours, theirs))):
@@ -128,6 +129,17 @@ def _counts_twice(labels: Sequence[str]) -> bool:
     """
     numbers = [_DIGITS.findall(text) for text in labels]
     return sum(len(set(column)) > 1 for column in zip_longest(*numbers)) > 1
+
+
+def _by_name(ours: Sequence[Unit], theirs: Sequence[Unit]) -> dict[Unit, Unit]:
+    """Return the pairs of equal names if one module of each side holds all of them, under the same names."""
+    named: list[dict[str, Unit]] = [{}, {}]
+    for side, units in zip(named, (ours, theirs), strict=True):
+        fronts = {unit.path.rpartition(".")[0] for unit in units}
+        side |= {unit.path.rpartition(".")[2]: unit for unit in units if len(fronts) == 1}
+    if len(named[0]) < len(ours) or named[0].keys() != named[1].keys() or all(map(str.isdecimal, named[0])):
+        return {}
+    return {unit: named[1][name] for name, unit in named[0].items()}
 
 
 def _once(units: Sequence[Unit]) -> set[Unit]:

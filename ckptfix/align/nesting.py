@@ -268,7 +268,7 @@ class Twins:
                     found[0].setdefault(ours, set()).add(theirs[own])
                     found[1].setdefault(theirs[own], set()).add(ours)
         self._twins = tuple(
-            {front: inner for front, others in side.items() if (inner := _only(others, beyond)) is not None}
+            {front: outer for front, others in side.items() if (outer := _only(others, beyond)) is not None}
             for side, beyond in zip(found, reversed(contents), strict=True)
         )
         self._contents = contents
@@ -338,11 +338,11 @@ class Twins:
 
 
 def _only(fronts: Collection[str], contents: Contents) -> str | None:
-    """Return the innermost of blocks that hold each other and nothing else; None if they are different blocks."""
-    inner = max(fronts, key=len)
-    alike = all(inner.startswith(f"{front}.") and contents.get(front) == contents.get(inner)
-                for front in fronts if front != inner)  # fmt: skip
-    return inner if alike else None
+    """Return the outermost of blocks that hold each other and nothing else; None if they are different blocks."""
+    outer = min(fronts, key=len)
+    alike = all(front.startswith(f"{outer}.") and contents.get(front) == contents.get(outer)
+                for front in fronts if front != outer)  # fmt: skip
+    return outer if alike else None
 
 
 def _lists(contents: Contents) -> dict[Stack, list[tuple[int, int]]]:

@@ -77,3 +77,19 @@ def test_a_word_for_the_whole_tells_no_part_of_it() -> None:
 def test_parts_of_different_wholes_are_not_the_same() -> None:
     """Each may be what the other side has no word for."""
     assert not roles.told(["{}.attention.output.norm", "{}.zan"], ["{}.output.norm", "{}.lor"])
+
+
+@pytest.mark.parametrize("names", [{"bn1": "bn1", "norm": "norm"}, {"0": "0", "norm": "norm"}])
+def test_equal_names_in_one_module_are_the_same(names: dict[str, str]) -> None:
+    pairs = {f"net.{one}": f"module.model.{other}" for one, other in names.items()}
+    body = {f"net.layers.{at}.fc": f"module.model.h.{at}.lin" for at in range(2)}
+    assert answered(pairs | body, dict.fromkeys(pairs, (4,)) | dict.fromkeys(body, (8, 4)))
+
+
+def test_a_list_in_a_block_that_holds_nothing_else() -> None:
+    """Norms follow their convolutions when the block and the list in it have the same modules."""
+    parts = {"layer.0.convolution": "conv_a", "layer.0.normalization": "bn_a",
+             "layer.1.convolution": "conv_b", "layer.1.normalization": "bn_b"}  # fmt: skip
+    pairs = {f"blocks.{at + 1}.{one}": f"stage0.unit{at}.{other}" for at in range(3) for one, other in parts.items()}
+    shapes = {name: (4,) if "norm" in name else (4, 4, 1, 1) if ".0." in name else (4, 4, 3, 3) for name in pairs}
+    assert answered(pairs, shapes)
