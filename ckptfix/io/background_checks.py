@@ -15,7 +15,7 @@ from ckptfix.io.checksums import PORTION, JoinedSums, crc32_on
 from ckptfix.io.copy import by_kernel
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_from, row_block
-from ckptfix.io.source import open_source, sums_of, threads
+from ckptfix.io.source import open_source, source_key, sums_of, threads
 from ckptfix.io.threads import OVERHEAD, Flag
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _is_near(first: Data, last: Data, data: Data) -> bool:
     if not (isinstance(first, ByteRange) and isinstance(last, ByteRange) and isinstance(data, ByteRange)):
         return False
     close = 0 <= data.offset - last.end <= OVERHEAD and data.end - first.offset <= PORTION
-    return close and data.path == first.path
+    return close and source_key(data.path) == source_key(first.path)
 
 
 def _sums(near: Sequence[RangeCheck], joined: JoinedSums | None, stopped: Flag | None) -> list[int]:

@@ -21,6 +21,7 @@ from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_blocks, read_chunks, read_from, row_block
 from ckptfix.io.source import Block, sums_of
 from ckptfix.io.threads import Flag, RangeBlock, Workers, tasks
+from ckptfix.urls import Virtual
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -173,6 +174,8 @@ class JoinedSums:
 
     def crc32(self, where: ByteRange, stopped: Flag | None = None) -> int:
         """Return the checksum of a range; parts that were not summed are read. Raises like `read_chunks`."""
+        if isinstance(where.path, Virtual):
+            return crc32_on(where, stopped=stopped)
         known = sums_of(where.path)
         starts = self._starts.get(where.path)
         if starts is None:

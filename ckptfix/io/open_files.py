@@ -12,6 +12,7 @@ from ckptfix import platform
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.io.system import named, open_regular
 from ckptfix.io.unfinished_edits import busy, refuse_unfinished
+from ckptfix.urls import Virtual
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -185,8 +186,11 @@ def first_seen() -> dict[str, FileStat]:
 
 
 def sums_of(name: str) -> dict[int, tuple[int, int]]:
-    """Return the sums that this command has made of the file: offset -> (bytes, their CRC-32)."""
-    if COMMAND.pool is None:
+    """Return the sums that this command has made of the file: offset -> (bytes, their CRC-32).
+
+    None are kept of planned files, two of which may have equal names.
+    """
+    if COMMAND.pool is None or isinstance(name, Virtual):
         return {}
     return COMMAND.pool.sums.setdefault(name, {})
 

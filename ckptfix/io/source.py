@@ -413,6 +413,11 @@ def open_source(name: str | os.PathLike[str]) -> Source:
     return _kind(text)(text)
 
 
+def source_key(name: str) -> object:
+    """Return what tells sources apart while their names are in use: two planned files may have equal names."""
+    return id(name) if isinstance(name, Name) else name
+
+
 class Readers:
     """Open sources by name, which threads can share; they are closed together.
 
@@ -424,8 +429,7 @@ class Readers:
         self._lock = threading.Lock()
 
     def __getitem__(self, name: str) -> Source:
-        # Two files that exist only in a plan may have the same name. An open source keeps its name, and so the number.
-        key: object = id(name) if isinstance(name, Name) else name
+        key = source_key(name)  # an open source keeps its name, and so the number
         with self._lock:
             source = self._open[key] = self._open.pop(key) if key in self._open else open_source(name)
             if len(self._open) > OPEN_SOURCES:

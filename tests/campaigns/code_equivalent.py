@@ -12,7 +12,7 @@ EQUIVALENT: dict[str, str] = {
     "formats/torch/emit.py: dense_call: constant: 0 -> 1 #1": (
         "the position of a class that is made, and was read nowhere, is not looked at"
     ),
-    "io/background_checks.py: Checking.saw: comparison: len(data) < PORTION -> len(data) <= PORTION #2": (
+    "io/background_checks.py: Checking._is_wanted: comparison: length < PORTION -> length <= PORTION #1": (
         "what is not summed as it is read is summed at the end"
     ),
     "io/background_checks.py: Checking.stop: statement: self._stopped.set() -> pass #0": (

@@ -22,13 +22,13 @@ ALONE = frozenset({"bad-tensor", "unknown-dtype", "truncated"})
 
 
 def is_repairable(checkpoint: Checkpoint) -> bool:
-    """Return whether arrays of a file that is only read cannot be used, and each of them is named.
+    """Return whether each array of a file that is only read can be used, or is named as one that cannot.
 
     Blocks of GGUF have no form in another file.
     """
     blocks = any(entry.detail.startswith(BLOCKS) for entry in checkpoint.entries)
     broken = [row for row in checkpoint.findings if row.id in BROKEN]
-    return bool(broken) and not blocks and all(row.id in ALONE for row in broken)
+    return not blocks and all(row.id in ALONE for row in broken)
 
 
 def repair_arrays(checkpoint: Checkpoint) -> Repair:

@@ -126,6 +126,26 @@ def test_small_ranges_that_follow_each_other_are_read_together(
         assert (raised.value.where, raised.value.offset) == (f"storage {wrong}", 200 * wrong)
 
 
+def test_planned_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """As the steps of one command may call what they plan."""
+
+    def planned(first: int) -> SplicedFile:
+        return SplicedFile("out", [8, 8], lambda index: SplicedPiece((bytes([first + index]) * 8,)))
+
+    files = (planned(1), planned(5))
+    values = {0: (1, 5), 1: (2, 6)}
+    checks = [
+        RangeCheck(f"{index} {value}", file.place(index), zlib.crc32(bytes([value]) * 8))
+        for index in values
+        for file, value in zip(files, values[index], strict=True)
+    ]
+    background_checks.run(checks)
+    background_checks.run(sorted(checks, key=lambda check: check.where))
+    background_checks.run([checks[0], checks[3]])
+    with pytest.raises(DamagedFile):
+        background_checks.run([checks[0], replace(checks[3], crc32=checks[2].crc32)])
+
+
 def columns(path: str, data: bytes) -> tuple[SplicedFile, bytes]:
     """A matrix of bytes whose columns are stored apart, one after the other, and its rows."""
     parts = [data[start : start + SIZE // 4] for start in range(0, SIZE, SIZE // 4)]
