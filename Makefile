@@ -26,13 +26,13 @@ help: ## Show this list
 demo: $(READY) ## Train small wrapped models, break and fix their checkpoints, compare
 	$(BIN)/python -m ckptfix.trainer.demo
 
-quick: $(READY) ## Run the tests that show a mistake soonest; some 70 seconds on two cores
+quick: $(READY) ## Run the tests that show a mistake soonest; some 90 seconds on two cores
 	$(PYTEST) -m "not campaign and not slow" $(ARGS)
 
-test: $(READY) ## Run the tests; under five minutes
+test: $(READY) ## Run the tests; some five minutes
 	$(PYTEST) -m "not campaign" $(ARGS)
 
-test-all: $(READY) ## Run the tests and a slice of every campaign; some ten minutes
+test-all: $(READY) ## Run the tests and a slice of every campaign; some twelve minutes
 	$(PYTEST) $(ARGS)
 
 lint: $(READY) ## Check style, types and words

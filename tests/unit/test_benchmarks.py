@@ -15,7 +15,7 @@ ENDED = """
 import pathlib, signal, sys
 from measure import Contender, run
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
-run(Contender("a", ("sh", "-c", "echo $$; kill -TERM $PPID; exec sleep 600")), pathlib.Path(sys.argv[1]))
+run(Contender("a", ("sh", "-c", "echo $$; sleep 0.5; kill -TERM $PPID; exec sleep 600")), pathlib.Path(sys.argv[1]))
 """
 
 

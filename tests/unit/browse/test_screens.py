@@ -226,7 +226,7 @@ def test_two_state_dicts_are_chosen_with_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (200, 50)])
 def test_hostile_names_are_text_at_every_size(tmp_path: Path, size: tuple[int, int]) -> None:
     async def script(pilot: Any) -> None:
