@@ -188,7 +188,7 @@ def first_seen() -> dict[str, FileStat]:
 def sums_of(name: str) -> dict[int, tuple[int, int]]:
     """Return the sums that this command has made of the file: offset -> (bytes, their CRC-32).
 
-    None are kept of planned files, two of which may have equal names.
+    It keeps none of planned files: two of them may have equal names.
     """
     if COMMAND.pool is None or isinstance(name, Virtual):
         return {}
