@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark most cases of a test with many as slow, and those that ``sampled(N)`` leaves out as a campaign.
 
-    Where no ``-m`` asks for them, half of the latter are left to long runs.
+    Where no ``-m`` asks for them, two thirds of the latter are left to long runs.
     """
     long: set[pytest.Item] = set()
     for _, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = sorted(set(cases) - set(drawn), key=_by_name)
         for item in left:
             item.add_marker(pytest.mark.campaign)
-        long.update(left[1::2])
+        long.update(item for number, item in enumerate(left) if number % 3)
         for item in drawn[quick:]:
             item.add_marker(pytest.mark.slow)
     if long and not LONG and not config.getoption("markexpr"):

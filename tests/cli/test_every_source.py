@@ -128,7 +128,7 @@ def test_every_command_takes_it(folder: Folder, kind: str, tmp_path: Path) -> No
         check(folder, kind, verb, suffix, tmp_path / f"{verb}{suffix}")
 
 
-@pytest.mark.campaign
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_command_takes_it_with_each_suffix(folder: Folder, kind: str, suffix: str, tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def kills(folder: Path, kind: str, count: int, seed: int) -> Counter[str]:
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", FILES)
 def test_a_process_is_killed(tmp_path: Path, kind: str) -> None:
-    count = 500 if LONG else 30
+    count = 500 if LONG else 20
     ends = kills(tmp_path, kind, count, 1)
     print(dict(ends))
     assert ends["edited"] + ends["plain"] == count

@@ -14,7 +14,7 @@ from ckptfix.names.slots import Slot
 
 pytestmark = pytest.mark.campaign
 
-SEEDS = range(900 if LONG else 300)
+SEEDS = range(900 if LONG else 150)
 STEP = 20
 
 
