@@ -146,6 +146,10 @@ class Checkpoint:
         found = self._name_lists.get(at)
         return () if found is None else found.names
 
+    def all_keys(self) -> list[str]:
+        """Return the keys of all state dicts, in the order of the file."""
+        return [name for site in self.sites if site.kind == "state_dict" for name in site.names]
+
     def shaped(self, at: str, names: Sequence[str]) -> frozenset[str]:
         """Return those of the keys `names` whose value is a tensor with at least one dimension, at an address.
 

@@ -1,6 +1,6 @@
 """The lines ``name: value`` of a YAML file: all that settings beside a checkpoint are read for.
 
-What is nested below a name is left out. PyYAML is not needed, and no tag of the file makes an object.
+Nested values are ignored. This needs no PyYAML, and no tag in the file creates an object.
 """
 
 from __future__ import annotations

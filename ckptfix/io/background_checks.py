@@ -50,9 +50,9 @@ class Checking:
             data = check.data
             if not isinstance(data, ByteRange) or data.length < PORTION:
                 now.append(check)
-            elif not made.meet(data) and summed.meet(data):
+            elif not (is_made := made.meet(data)) and summed.meet(data):
                 self._last.append(check)
-            elif made.meet(data) or read.meet(data):
+            elif is_made or read.meet(data):
                 self._last.append(check)
                 begins, ends = self._wanted.setdefault(data.path, ([], []))
                 begins.append(data.offset)

@@ -121,7 +121,10 @@ def file_beside(checkpoint: Checkpoint, name: str) -> str | None:
 
 
 def json_beside(checkpoint: Checkpoint, name: str, most: int = MOST_CONFIG) -> dict[str, Any]:
-    """Return the object in the JSON file `name` beside a local checkpoint; empty if there is none, or a larger one."""
+    """Return the object in the JSON file `name` beside a local checkpoint.
+
+    It is empty if there is no such file, or if the file has more than `most` bytes.
+    """
     file = file_beside(checkpoint, name)
     if file is None:
         return {}

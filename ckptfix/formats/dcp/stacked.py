@@ -23,6 +23,7 @@ _STACKED = re.compile(r"(?:.*\.)?layers\.(?!\d+\.)[^.]+\..+")
 _ECOSYSTEM = "megatron-dist"
 """The ecosystem of such keys in the tables of names."""
 
+
 def stacked_layers(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:
     """Yield a finding if tensors of these names and shapes hold all layers, with the command that divides them.
 

@@ -69,15 +69,15 @@ TYING = "ensure_weight_tying"
 TIED = "tie_word_embeddings"
 """The setting of config.json with which transformers makes the output layer the embedding again."""
 
-HEADS = ("lm_head", "embed_out")
-"""Names of output layers that transformers ties to the embedding."""
-
 HEAD_OF: Mapping[str, str] = {
     "model.embed_tokens.weight": "lm_head.weight",
     "transformer.wte.weight": "lm_head.weight",
     "gpt_neox.embed_in.weight": "embed_out.weight",
 }
 """Key of an embedding -> that of the output layer that is tied to it."""
+
+HEADS = frozenset(head.removesuffix(".weight") for head in HEAD_OF.values())
+"""Names of output layers that transformers ties to the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -645,7 +645,7 @@ def _tensors(rows: Sequence[Update]) -> Iterator[TensorEntry]:
 
 
 def _copied(entry: TensorEntry, dtype: str, what: str = "of the adapter") -> Storage:
-    """Return the storage of a tensor that the base has not, or another one, in a dtype; `what` is a part of its key."""
+    """Return the storage of a tensor that is new to the base, or replaces one of it; `what` is a part of its key."""
     assert entry.storage is not None
     used = _matrix(entry) if entry.shape else replace(entry, shape=(1, 1), stride=(1, 1))
     data = stream(Merged(used, ()), dtype, [entry])

@@ -84,7 +84,7 @@ def _table(checkpoint: Checkpoint, at: str | None) -> tuple[NameConversion | Non
 
     A table for its format needs a line for half of the keys; any other one needs a line for each.
     """
-    keys = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
+    keys = checkpoint.all_keys()
     format = _format(checkpoint)
     rows = [one for one in tables.shipped() if one.new == LAYERS and one.made_for(format) and one.rules().tensors]
     left = {one.family: len(one.rules().unmatched(keys)[0]) for one in rows}
@@ -114,7 +114,7 @@ def _by(one: NameConversion, checkpoint: Checkpoint, at: str | None) -> Turned |
     rules = one.rules()
     by_table.refuse_misread(checkpoint, rules, at)
     after = by_table.converted(checkpoint, (by_table.RouteStep(one, rules),), at)
-    keys = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
+    keys = checkpoint.all_keys()
     found = grouped(keys, rules, {key: key for key in keys})
     steps: dict[str, tuple[tuple[str, ...], tuple[Operation, ...]]] = {
         _dotted(new): ((old,), ()) for old, new in found.names.items()

@@ -92,7 +92,7 @@ def follow(checkpoint: Checkpoint, made: TransformedTensors) -> int:
     """
     rows = {key: (site, own) for site in made.sites for key, own in site.rows.items()}
     targets = {site.at: site for site in reversed(made.sites)}
-    known = {name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names}
+    known = set(checkpoint.all_keys())
     changed = 0
     for site, own in sites(checkpoint):
         entries = {entry.key: entry for entry in checkpoint.entries_at(site.at)}

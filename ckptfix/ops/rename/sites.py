@@ -278,7 +278,7 @@ def rename(
     renames = _renames(checkpoint, at, site_rule, weights_only=True, by_parameter=False)
     patterns = [pattern.pattern for pattern, _ in compiled if pattern.pattern not in used]
     rows = [text for text in exact if text not in used]
-    everything = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
+    everything = checkpoint.all_keys()
     findings = typed.unmatched(patterns, everything, kind="regex", allow=allow_unmatched)
     findings += typed.unmatched_rows(rows, len(exact), everything, allow=allow_unmatched)
     return Renames(renames.edits, renames.changes, renames.references, (*renames.findings, *findings))
@@ -358,7 +358,7 @@ def _renames(
     edits: list[Rename] = []
     changes: list[NameChange] = []
     references = left = 0
-    known = {name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names} if flat else set()
+    known = set(checkpoint.all_keys()) if flat else set()
     for site in checkpoint.sites:
         own = flat.get((site.at, site.kind), frozenset())
         direct = chosen.get(site.at, {}) if site.kind == "state_dict" else {}

@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("verb", REFUSED)
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_errors_name_the_input_and_not_the_output(verb: str, suffix: str, tmp_path: Path) -> None:
-    """The steps of a command work on files that are planned, one of which has the name of the output."""
+    """The steps of a command read planned files, and one of these has the name of the output."""
     path, out = made("npz", tmp_path), tmp_path / f"out{suffix}"
     done = run(*verb.split(), path, "-o", out, *REFUSED[verb])
     assert done.exit_code == 2 and str(path) in done.stderr and str(out) not in done.stderr
