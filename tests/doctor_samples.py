@@ -351,6 +351,13 @@ def doubled_tensors(folder: Path) -> Path:
     return index
 
 
+@sample("one-shard")
+def one_shard(folder: Path) -> Path:
+    index = json.dumps({"weight_map": {"w": OTHER_SHARD, "v": "m-00001-of-00002.safetensors"}}).encode()
+    builders.written(folder / "m.safetensors.index.json", index)
+    return builders.written(folder / OTHER_SHARD, builders.safetensors([("w", "F32", (2,), DATA)]))
+
+
 @sample("no-index")
 def no_index(folder: Path) -> Path:
     sharded(folder, {}).unlink()

@@ -137,6 +137,13 @@ FOLDERS: tuple[FindingKind, ...] = (
         (), "fetch the files of all ranks into one folder, or save again with save_distributed=True",
     ),
     FindingKind(
+        "one-shard", "info", "one shard of a model",
+        "The file is one of the numbered files that a large model was split into. A model that loads this file alone "
+        "misses the tensors of the others. Pass the folder to `doctor`, `convert` or `load_into`, which read all "
+        "shards.",
+        (), "pass the folder",
+    ),
+    FindingKind(
         "no-index", "error", "shards without their index",
         "The shards are numbered, but `model.safetensors.index.json` or `pytorch_model.bin.index.json`, which "
         "lists the shard of each tensor, is missing: the loaders of transformers find no checkpoint. `repair` "

@@ -36,7 +36,7 @@ from ckptfix.ops.audit.promise import Promise, everything, listed
 from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.chain import Done
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.rank_shards import refuse_odd_keys, refuse_piece
+from ckptfix.ops.rank_shards import lone_shard, refuse_odd_keys, refuse_piece
 from ckptfix.ops.writing import (
     LOSSES,
     Draft,
@@ -488,6 +488,8 @@ def convert(
         takes = format_of(checkpoint).select_weights is not None and "objects" in FORMATS[done.format].states
         if takes and "optimizer" in behind:
             lines.append("--optimizer writes the optimizer state too")
+        lone = lone_shard(checkpoint.path)
+        alone = () if lone is None else (lone.finding("warning"),)
         return Draft(
             result=partial(
                 ConvertResult,
@@ -502,7 +504,7 @@ def convert(
             plan=done.plan,
             promise=done.promise,
             lines=lines,
-            findings=(*done.plan.findings, *(row for row in checkpoint.findings if row.id in NOTED)),
+            findings=(*done.plan.findings, *(row for row in checkpoint.findings if row.id in NOTED), *alone),
             exit_code=LOSSES if done.lost else 0,
         )
 

@@ -12,6 +12,7 @@
     metadata.pkl              a safetensors file of torch_checkpointing: the metadata lists it as the file of a rank
     DCP_SHARDING_INFO         a safetensors file of HuggingFaceStorageWriter: the offsets of each slice in its tensor
 
+A numbered shard of a model, which `lone_shard` tells, has whole tensors: it may be converted alone, with a warning.
 A replicated DTensor and a ShardedTensor of one shard are complete. Edits of keys and devices do not concern this
 module, because they leave a rank's part what it is.
 """
@@ -50,6 +51,7 @@ from ckptfix.words import some
 
 if TYPE_CHECKING:
     from ckptfix.formats.foreign.rank_items import RankItem
+    from ckptfix.formats.shards.elsewhere import LoneShard
 
 GATHER = (
     "gather it on all ranks before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
@@ -151,6 +153,47 @@ def remarks(checkpoint: Checkpoint, at: str | None = None) -> Iterator[Finding]:
         # This is not a command of a chain: it reads further files, and its output is not a copy of this one.
         fix = verbatim(f"join the files of all ranks: `{piece.way_out}`" if piece.command else piece.way_out)
         yield found("one-rank", piece.message, where=piece.where, fix=fix, severity="warning")
+
+
+def lone_shard(path: str) -> LoneShard | None:
+    """Return what a file is a numbered shard of; None if it is not one.
+
+    Only where its name may be that of a shard is the reader of shards imported.
+    """
+    if "-of-" not in path:
+        return None
+    from ckptfix.formats.shards.elsewhere import lone_shard
+
+    return lone_shard(path)
+
+
+def with_other_shards(
+    checkpoint: Checkpoint, findings: Sequence[Finding] = (), asked: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Yield `findings`, and that the file is one shard of a model, if it is.
+
+    That is an error where it explains missing keys; their finding is then left out.
+
+    Args:
+        asked: keys of the model.
+    """
+    lone = lone_shard(checkpoint.path)
+    if lone is None:
+        yield from findings
+        return
+    from ckptfix.names import bases
+
+    rows = [row for row in findings if row.id == "missing-keys" and not row.steps]
+    have, others = (set(bases.unwrapped(list(keys))[0]) for keys in (checkpoint.all_keys(), lone.shard_of))
+    lacking = {name: bare for name, bare in zip(asked, bases.unwrapped(asked)[0], strict=True) if bare not in have}
+    elsewhere = [name for name, bare in lacking.items() if bare in others]
+    if not rows or (others and not elsewhere):
+        yield lone.finding()
+        yield from findings
+        return
+    yield lone.finding("error", rows[0].about, elsewhere)
+    explained = not others or len(elsewhere) == len(lacking)
+    yield from (row for row in findings if not (explained and row in rows))
 
 
 def piece_of(checkpoint: Checkpoint, at: str | None = None) -> RankShard | None:

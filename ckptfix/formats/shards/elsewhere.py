@@ -1,4 +1,4 @@
-"""Shards beside a file: those that its index lists, and files with the tensors of missing shards.
+"""Shards beside a file: those that its index lists, those of its series, and files with the tensors of missing shards.
 
 A program that splits a model again can leave an index of files that are gone.
 """
@@ -7,20 +7,78 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ckptfix.commands import word
+from ckptfix.commands import command, verbatim, word
+from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
-from ckptfix.findings.row import Finding
+from ckptfix.findings.row import Finding, Severity
+from ckptfix.findings.table import found
 from ckptfix.formats.folders.safe_paths import file_inside
-from ckptfix.formats.shards.files import find, open_file
+from ckptfix.formats.shards.files import NUMBERED, find, missing_numbers, open_file
 from ckptfix.formats.shards.index import read_index
 from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, folder_beside, scan_folder
+from ckptfix.words import plural, some
 
 MOST_FILES = 256
 """Files of a folder that are read."""
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 """Suffixes of files that may be shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoneShard:
+    """A file that is one of the numbered shards of a model, when it is used alone.
+
+    Attributes:
+        path: the file.
+        number, count: which shard of how many.
+        shard_of: key -> file, for the tensors that the index lists in other shards; empty without an index.
+        missing: the other shards that are not in its folder.
+    """
+
+    path: str
+    number: int
+    count: int
+    shard_of: dict[str, str]
+    missing: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        """The folder of the shards."""
+        return str(as_path(self.path).parent)
+
+    def finding(self, severity: Severity = "info", about: str = "", keys: Sequence[str] = ()) -> Finding:
+        """Return the finding that the file is a part of a model; `keys` are those that the user asked for."""
+        place = as_path(self.path)
+        message = f"the file is shard {self.number:,} of {self.count:,} of a model"
+        if keys:
+            message += f"; the others hold {some(keys)}"
+        elif self.shard_of:
+            message += f"; the others hold {plural(len(self.shard_of), 'more tensor')}"
+        if self.missing:
+            fix = f"put {some(self.missing)} into the same folder"
+        else:
+            out = f"{place.parent.name or 'whole'}{place.suffix}"
+            fix = f"`{command('convert', self.folder, out)}` joins the shards; ckptfix and from_pretrained also load "
+            fix += "the folder as it is"
+        return found("one-shard", message, severity=severity, about=about, fix=verbatim(fix))
+
+
+def lone_shard(path: str) -> LoneShard | None:
+    """Return what a local file is a shard of, judged by its name and folder; None if it is not one of several."""
+    place = as_path(path)
+    name = NUMBERED.fullmatch(place.name)
+    if name is None or int(name[3]) < 2 or not is_local(path) or found_as(path) != "file":
+        return None
+    suffix = f"{name[4] or ''}.{name[5]}"
+    number, count = int(name[2]), int(name[3])
+    try:
+        have = find(str(place.parent)).groups.get((name[1], suffix, count), {})
+    except CkptfixError:
+        return None
+    missing = missing_numbers(count, have, name[1], suffix)
+    return LoneShard(path, number, count, listed_beside(path), tuple(missing))
 
 
 def settled(path: str, findings: Sequence[Finding]) -> Iterator[Finding]:

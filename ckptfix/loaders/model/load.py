@@ -26,7 +26,7 @@ from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmov
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.rank_shards import refuse_piece
+from ckptfix.ops.rank_shards import lone_shard, refuse_piece
 from ckptfix.words import plural, some
 
 if TYPE_CHECKING:
@@ -146,7 +146,9 @@ def load_into(
             report=report,
             path=checkpoint.path,
             where=fit.source.at or None,
-            hint=_CODES if codes else (_HINT if strict else _EMPTY) + _elsewhere(found, fit, at),
+            hint=_CODES
+            if codes
+            else _other_shards(fit, checkpoint) or (_HINT if strict else _EMPTY) + _elsewhere(found, fit, at),
         )
     if fit.pairs and 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
         names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} keys and the model's {len(goal.names):,}"
@@ -192,6 +194,12 @@ def _proved(
     if not done.equal:
         raise verify.refusal(done)
     return done.matching, done.operations
+
+
+def _other_shards(fit: Fit, checkpoint: Checkpoint) -> str:
+    """Return a hint to load the folder, if the file is only a shard of a model; else an empty text."""
+    lone = lone_shard(checkpoint.path) if fit.missing else None
+    return "" if lone is None else f"{lone.finding().message}: load its folder, {lone.folder!r}"
 
 
 def _elsewhere(found: Sequence[StateSource], fit: Fit, at: str | None) -> str:

@@ -399,6 +399,8 @@ def _judge(
     of_adapter = list(scan_adapter.scan(path, checkpoint, rows, names))
     yield from of_adapter
     yield from (replace(remark, severity="error") for remark in rank_shards.remarks(checkpoint, at))
+    if like is None and names is None:
+        yield from rank_shards.with_other_shards(checkpoint)
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
     if far and torch_zip.archive_of(checkpoint) is not None:
         looked[0] = "directory (and no local headers)"
@@ -413,7 +415,7 @@ def _judge(
         if told and all(row.id == "other-file" for row in told) and _explained(contents, messages.beside_keys(rows)):
             told = []  # a log lists keys of several files before the error itself
         contents = compare.settled(contents, told, names)
-        yield from told
+        yield from rank_shards.with_other_shards(view, told, names.missing)
     if like is not None:
         from ckptfix.ops.doctor import fit as scan_target
 
@@ -421,6 +423,7 @@ def _judge(
         try:
             fit = [*contents, *scan_target.scan(view, like, at=at, fast=fast)]
             contents = scan_target.advised(scan_target.settled(fit, view, like, at=at))
+            contents = list(rank_shards.with_other_shards(view, contents, [slot.name for slot in like.slots]))
         except NoSuchTensor as error:
             yield found("missing-keys", error.message)
     if like is None and names is None and json_beside(checkpoint, CONFIG):
