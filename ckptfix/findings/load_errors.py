@@ -118,7 +118,7 @@ MEANINGS: dict[LoadError, str] = {
     LoadError.TORCH_BEFORE_2_6: "transformers refuses pickled checkpoints with torch before 2.6",
     LoadError.SAME_GPU: "every process loads the tensors to the GPU that they were saved on",
     LoadError.WHOLE_STORAGE: "a view was saved, together with the whole storage behind it",
-    LoadError.SHARD_MISSING: "the index lists a shard that is missing or belongs to a different save",
+    LoadError.SHARD_MISSING: "a shard is missing, belongs to a different save, or was given alone",
     LoadError.BAD_RECORD: "a record of the zip archive is damaged",
     LoadError.DISK_FULL: "the disk was full while the file was written, so the file is cut short",
     LoadError.UNKNOWN_DEVICE: "the tensors were saved on a kind of device that this torch does not have",

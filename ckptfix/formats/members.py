@@ -35,6 +35,9 @@ NEMO_JOINS = (
 )
 """Source: nemo/utils/model_utils.py inject_model_parallel_rank."""
 
+GGUF_PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})[.]gguf", re.DOTALL)
+"""The name of a file of a model in several GGUF files; the first of them is read with the others."""
+
 MOST = 2000
 """The number of entries of a folder that are looked at."""
 
@@ -142,6 +145,12 @@ def _member(entry: Path) -> FolderMember:
 def kind_of(name: str) -> MemberKind:
     """Return the kind of a file or folder that a trainer saves, judged by its name alone."""
     return next((kind for pattern, kind in KINDS if re.fullmatch(pattern, name)), UNKNOWN)
+
+
+def read_with(name: str) -> str:
+    """Return the file of the same folder that is read with the file `name`; its own name where that is itself."""
+    part = GGUF_PART.fullmatch(name)
+    return name if part is None else f"{part[1]}{1:05d}-of-{part[3]}.gguf"
 
 
 def role_of(name: str) -> Role:

@@ -160,7 +160,7 @@ def lone_shard(path: str) -> LoneShard | None:
 
     Only where its name may be that of a shard is the reader of shards imported.
     """
-    if "-of-" not in path:
+    if "-of-" not in as_path(path).name:
         return None
     from ckptfix.formats.shards.elsewhere import lone_shard
 

@@ -6,7 +6,7 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ckptfix import formats
@@ -107,8 +107,9 @@ def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
     except PermissionError:
         yield folder
         return
+    names = {entry.name for entry in entries}
     for entry in entries:
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") or _is_read_with_another(entry.name, names):
             continue
         if entry.is_dir(follow_symlinks=False):
             if leave_out is not None and real_path(entry.path) == real_path(leave_out):
@@ -119,6 +120,13 @@ def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
                 yield from _checkpoints(entry.path, leave_out)
         elif entry.is_file() and _counts(entry):
             yield entry.path
+
+
+def _is_read_with_another(name: str, names: Collection[str]) -> bool:
+    """Return whether a file is a further part of a model whose first part is among `names`, and is read with it."""
+    from ckptfix.formats.members import read_with
+
+    return read_with(name) != name and read_with(name) in names
 
 
 def _is_one(folder: str) -> bool:

@@ -18,7 +18,6 @@ A model may be split into several files, ``NAME-00001-of-00003.gguf`` and so on,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -31,6 +30,7 @@ from ckptfix.findings.steps import step
 from ckptfix.findings.table import found
 from ckptfix.formats.arrays.common import Array, checkpoint_of, read_only
 from ckptfix.formats.arrays.cursor import Cursor
+from ckptfix.formats.members import GGUF_PART
 from ckptfix.io.source import open_source
 from ckptfix.urls import as_path
 
@@ -55,8 +55,6 @@ NUMBER, COUNT = "split.no", "split.count"
 """The keys of the number of a file from 0 on, and of the number of files that a model is split into."""
 
 MOST_FILES = 10_000
-
-_SPLIT = re.compile(r"(.*-)(\d{5})-of-(\d{5})[.]gguf", re.DOTALL)
 
 
 class GgmlType(NamedTuple):
@@ -277,7 +275,7 @@ def _others(first: _File, findings: list[Finding]) -> Iterator[_File]:
     if count < 2:
         return
     path = as_path(first.seen.path)
-    parts = _SPLIT.fullmatch(path.name)
+    parts = GGUF_PART.fullmatch(path.name)
     if count > MOST_FILES or number >= count or parts is None or (int(parts[2]), int(parts[3])) != (number + 1, count):
         message = f"it is part {number + 1} of {count} of a model, and its name does not say where the others are"
         hint = f"name the files as llama.cpp does, such as model-{number + 1:05d}-of-{count:05d}.gguf"

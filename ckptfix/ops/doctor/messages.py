@@ -112,7 +112,8 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
     (r"zero-dimensional tensor .{0,40}cannot be concatenated", (E.PARTS_OF_RANKS,)),
     (r"ShardedTensor|DTensor|_flat_param|FlatParameter|initialize (the )?default process group|"
      r"default process group has not been initialized", (E.PARTS_OF_RANKS,)),
-    (r"index\.json|weight_map|does not appear to have a file named|\bshards?\b", (E.SHARD_MISSING,)),
+    (r"index\.json|weight_map|does not appear to have a file named|\bshards?\b|(illegal|invalid) split file|GGUF split|"
+     r"loaded with the first split", (E.SHARD_MISSING,)),
     (r"cannot untar|not a gzip file|tar: This does not look|Is a directory|IsADirectoryError", (E.UNPACKED,)),
     (r"pytorch-lightning_version", (E.NOT_LIGHTNING,)),
     (r"bad file inside|may be malicious|safe.?unpickle", (E.FOLDER_NAME,)),

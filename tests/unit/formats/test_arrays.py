@@ -35,6 +35,8 @@ from click.testing import CliRunner
 import ckptfix
 from ckptfix import errors
 from ckptfix.cli import commands
+from ckptfix.findings.load_errors import LoadError
+from ckptfix.findings.table import errors_of
 from ckptfix.formats import FORMATS, detect, open_checkpoint
 from ckptfix.formats.arrays import gguf as gguf_format
 from ckptfix.formats.torch.readonly.common import refuse_edit
@@ -425,6 +427,17 @@ def test_gguf_in_several_files_is_one_model(tmp_path: Path) -> None:
     assert not [key for key in open_checkpoint(first).metadata if key.startswith("split.")]
 
 
+def test_the_files_of_a_gguf_model_count_once_in_a_folder(tmp_path: Path) -> None:
+    from ckptfix.runner.inputs import expanded
+
+    (tmp_path / "in").mkdir()
+    split_gguf(tmp_path / "in")
+    first = str(tmp_path / "in" / "m-00001-of-00003.gguf")
+    assert [input.path for input in expanded([str(tmp_path / "in")], recursive=True)] == [first]
+    missed = Path(first).rename(tmp_path / "first.gguf")
+    assert missed.exists() and len(expanded([str(tmp_path / "in")], recursive=True)) == 2
+
+
 def missing(folder: Path) -> Path:
     (folder / "m-00002-of-00003.gguf").unlink()
     return folder / "m-00001-of-00003.gguf"
@@ -452,6 +465,20 @@ def test_a_part_of_gguf_is_not_a_model(change: Callable[[Path], Path], tmp_path:
     with pytest.raises(errors.WouldLoseData, match="part"):
         ckptfix.convert(path, tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
+
+
+@pytest.mark.parametrize(("change", "error"), [
+    (second, "illegal split file idx: 1 (file: m-00002-of-00003.gguf), model must be loaded with the first split"),
+    (renamed, "invalid split file name: model.gguf"),
+    (missing, "llama_model_load: error loading model: failed to load GGUF split from m-00002-of-00003.gguf"),
+])  # fmt: skip
+def test_errors_of_llama_cpp_about_parts_are_known(
+    change: Callable[[Path], Path], error: str, tmp_path: Path
+) -> None:
+    split_gguf(tmp_path)
+    diagnosis = ckptfix.doctor(change(tmp_path), error=error)
+    assert diagnosis.message is not None and diagnosis.findings[0].id == "missing-shard"
+    assert LoadError.SHARD_MISSING in errors_of(diagnosis.findings[0])
 
 
 def test_gguf_types_without_a_formula_are_named(tmp_path: Path) -> None:
