@@ -42,6 +42,7 @@ from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_from
 from ckptfix.io.threads import Workers
+from ckptfix.names.vocabulary import OUTPUT_LAYERS
 from ckptfix.ops import quantized
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.dequantize.layout import Layout, Tensors, rounding_to, stream
@@ -76,7 +77,7 @@ TASK = 1 << 22
 """Elements whose largest value is computed at once."""
 
 _EMBEDDINGS = frozenset({"wte", "wpe", "shared", "relative_attention_bias"})
-_HEADS = frozenset({"lm_head", "score", "classifier"})
+_HEADS = frozenset({*OUTPUT_LAYERS, "score", "classifier"})
 _ROUTERS = frozenset({"gate", "router"})
 
 

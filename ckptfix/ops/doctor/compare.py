@@ -21,13 +21,12 @@ from ckptfix.findings.table import found
 from ckptfix.names import averaged_keys, bases, library_names, lines, no_weights, rules, spellings, tables, typed
 from ckptfix.names.operations import HALF, INTERLEAVED, Operation
 from ckptfix.names.slots import Slot
+from ckptfix.names.vocabulary import EMBEDDINGS, OUTPUT_LAYERS
 from ckptfix.names.wrappers import WRAPPERS
 from ckptfix.ops import choose
 from ckptfix.ops.doctor import contents, message_parts, message_shapes, quantized_keys, solve
 from ckptfix.ops.doctor.groups import BESIDE, TOLD
 from ckptfix.ops.doctor.message_side import (
-    EMBEDDINGS,
-    HEADS,
     LORA,
     ODD,
     PRUNED,
@@ -662,12 +661,13 @@ def _tie(
     Args:
         rest: keys of the file that the model lacks, and that have no new name: one may be the head itself.
     """
-    unused = any(module_of(name) in (*HEADS, *EMBEDDINGS) for name in rest if name in side.over)
+    unused = any(module_of(name) in (*OUTPUT_LAYERS, *EMBEDDINGS) for name in rest if name in side.over)
     if unused or config_of(checkpoint).get("tie_word_embeddings") is False:
         return left
     tied: dict[str, str] = {}
     for name in left:
-        mine, others = (HEADS, EMBEDDINGS) if module_of(name) in HEADS else (EMBEDDINGS, (*EMBEDDINGS, *HEADS))
+        head = module_of(name) in OUTPUT_LAYERS
+        mine, others = (OUTPUT_LAYERS, EMBEDDINGS) if head else (EMBEDDINGS, (*EMBEDDINGS, *OUTPUT_LAYERS))
         if module_of(name) not in mine or not name.endswith(".weight"):
             continue
         rows = [new for new in current.values() if module_of(new) in others and new.endswith(".weight")]

@@ -24,6 +24,7 @@ from ckptfix.names import bases, no_weights, slots, spellings
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.lines import joined
 from ckptfix.names.slots import Slot
+from ckptfix.names.vocabulary import is_output_layer
 from ckptfix.ops import choose, quantized
 from ckptfix.ops.doctor import quantized_keys
 from ckptfix.ops.doctor.message_shapes import vocabulary
@@ -385,8 +386,8 @@ def _tied(slot: Slot, have: dict[str, Slot], wanted: dict[str, Slot], found_name
         return slot.tied in found_names
     if any(other.tied == slot.name and name in found_names for name, other in wanted.items()):
         return True
-    head = slot.name.rpartition(".")[0].rpartition(".")[2] in ("lm_head", "decoder", "output", "cls", "embed_out")
-    return head and any("embed" in name or "wte" in name for name, other in have.items() if other.shape == slot.shape)
+    alike = (name for name, other in have.items() if other.shape == slot.shape)
+    return is_output_layer(slot.name) and any("embed" in name or "wte" in name for name in alike)
 
 
 def _spelled(have: dict[str, Slot], wanted: dict[str, Slot]) -> dict[str, str]:

@@ -12,9 +12,9 @@ from ckptfix.findings.steps import shell_line
 from ckptfix.findings.table import found
 from ckptfix.names import lines
 from ckptfix.names.slots import is_transposed
+from ckptfix.names.vocabulary import EMBEDDINGS, OF_TOKENS
 from ckptfix.ops.doctor import quantized_keys
 from ckptfix.ops.doctor.message_side import (
-    EMBEDDINGS,
     LORA,
     ODD,
     POSITIONS,
@@ -171,7 +171,7 @@ def _resize(row: ShapeConflict) -> str:
 
 def _is_vocabulary(row: ShapeConflict) -> bool:
     parts = row.name.removesuffix(".weight").removesuffix(".default").removesuffix(".modules_to_save").split(".")
-    named = parts[-1] in (*EMBEDDINGS, "lm_head", "embed_out", "output") or "word_embeddings" in parts
+    named = parts[-1] in (*EMBEDDINGS, *OF_TOKENS) or "word_embeddings" in parts
     large = min(row.saved[:1] + row.wanted[:1], default=0) >= 16
     position = any(part in row.name for part in POSITIONS)
     return named and large and not position and len(row.saved) == 2 and row.saved[1:] == row.wanted[1:]

@@ -17,9 +17,6 @@ from ckptfix.ops.quantized import CONFIG, json_beside, quantization_of
 from ckptfix.words import some
 
 ODD = re.compile(r"[\s{}|#=\\]")
-EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared", "token_embedding",
-               "embeddings", "tok_emb", "embedding")  # fmt: skip
-HEADS = ("lm_head", "output", "embed_out", "output_layer", "decoder", "head", "score_head")
 POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe")
 LORA = re.compile(r"(?:^|[._])lora_(?:embedding_)?[ABab]\b|[._]lora_(?:down|up)\b")
 

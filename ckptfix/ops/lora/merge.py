@@ -35,6 +35,7 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names import adapters as names_of
 from ckptfix.names.globs import Globs
+from ckptfix.names.vocabulary import is_output_layer
 from ckptfix.ops import adapter as reading
 from ckptfix.ops import choose, quantized
 from ckptfix.ops.adapter import Adapter, AdapterModule, target_of
@@ -75,9 +76,6 @@ HEAD_OF: Mapping[str, str] = {
     "gpt_neox.embed_in.weight": "embed_out.weight",
 }
 """Key of an embedding -> that of the output layer that is tied to it."""
-
-HEADS = frozenset(head.removesuffix(".weight") for head in HEAD_OF.values())
-"""Names of output layers that transformers ties to the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -794,7 +792,7 @@ def _untied(
     """
     config = quantized.json_beside(checkpoint, quantized.CONFIG)
     changed = (*done.replaced, *done.merged, *done.apart)
-    heads = [name for name in changed if name.rpartition(".")[0].rpartition(".")[2] in HEADS]
+    heads = [name for name in changed if is_output_layer(name)]
     if not heads or config.get(TIED, True) is False or not config:
         return tuple(files), None
     text = json.dumps({**config, TIED: False}, indent=2, ensure_ascii=False) + "\n"
