@@ -113,7 +113,10 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ckptfix' has no attribute {name!r}")
-    value = getattr(import_module(f"ckptfix.{home}"), name)
+    from ckptfix.pickles.collector import collector_paused
+
+    with collector_paused():  # an import makes little garbage, and each collection walks all objects of torch
+        value = getattr(import_module(f"ckptfix.{home}"), name)
     globals()[name] = value
     return value
 

@@ -50,7 +50,16 @@ class ElementMoments:
 
     def add(self, block: Elements) -> None:
         """Include the elements of `block`, which is not empty; numpy's warnings must be off."""
-        self.join(_complex(block) if block.dtype.kind == "c" else _real(block))
+        self.join(_block(block))
+
+    @classmethod
+    def each(cls, block: Elements, count: int) -> list[ElementMoments]:
+        """Return the statistics of each `count` elements of `block`; the last ones may be fewer."""
+        whole = block.size - block.size % count
+        made = _rows(block[:whole].reshape(-1, count)) if whole else []
+        if whole < block.size:
+            made.append(_block(block[whole:]))
+        return made
 
     def join(self, other: ElementMoments) -> None:
         """Include the elements of `other`."""
@@ -144,6 +153,36 @@ def _least(one: float | None, other: float | None, choose: Any) -> float | None:
     return found
 
 
+def _block(block: Elements) -> ElementMoments:
+    return _complex(block) if block.dtype.kind == "c" else _real(block)
+
+
+def _rows(rows: Elements) -> list[ElementMoments]:
+    """Return the statistics of each row, equal to those that `_block` returns, by calls of numpy for all of them."""
+    import numpy
+
+    count = rows.shape[1]
+    if rows.dtype.kind == "c" or count % DOT:
+        return [_block(row) for row in rows]
+    low, high = rows.min(axis=1), rows.max(axis=1)
+    if rows.dtype.kind == "f":
+        least, most = (SMALL, LARGE) if rows.dtype.itemsize == 8 else (-1, numpy.inf)
+        largest = numpy.maximum(high, -low)
+        if not ((largest > least) & (largest < most)).all():
+            return [_block(row) for row in rows]
+    made = [
+        ElementMoments(count, zeros=int(numpy.count_nonzero(zero)), low=lowest, high=highest, finite=count)
+        for zero, lowest, highest in zip(rows == 0, low.tolist(), high.tolist(), strict=True)
+    ]
+    wide = _SCRATCH.wide(rows.reshape(-1))
+    sums = wide.reshape(rows.shape).sum(axis=1).tolist()
+    # Products of rows and columns are the dot products that `_squares` adds up, in one call.
+    dots = numpy.matmul(wide.reshape(-1, 1, DOT), wide.reshape(-1, DOT, 1)).reshape(len(rows), -1).tolist()
+    for one, total, products, row in zip(made, sums, dots, wide.reshape(rows.shape), strict=True):
+        one.mean, one.squares = _around(row, total / count, sum(products))
+    return made
+
+
 def _real(block: Elements) -> ElementMoments:
     import numpy
 
@@ -193,8 +232,11 @@ def _scale(largest: float) -> int:
 
 def _around_mean(wide: Elements) -> tuple[float, float]:
     """Return the mean, and the squares around it; `wide` is overwritten."""
-    mean = float(wide.sum()) / wide.size
-    around_zero = _squares(wide)
+    return _around(wide, float(wide.sum()) / wide.size, _squares(wide))
+
+
+def _around(wide: Elements, mean: float, around_zero: float) -> tuple[float, float]:
+    """Return the mean, and the squares around it; `wide`, whose squares have the sum `around_zero`, is overwritten."""
     squares = around_zero - mean * mean * wide.size
     if 2 * squares > around_zero:  # the difference of the two has lost at most one bit
         return mean, squares

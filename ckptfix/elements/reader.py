@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes, same_place
@@ -28,6 +29,16 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 """Bytes of one read and one comparison: the fastest of 128 KiB to 4 MiB, with both files in the page cache."""
+
+STRETCH = 1 << 19
+"""Elements that are read together, and reduced by calls of numpy for all their blocks at once.
+
+Between two calls, a thread waits for the interpreter if another one has it. With calls for each `BLOCK`, two threads
+together are slower than one.
+"""
+
+PART = 256 << 10
+"""Bytes of elements that are reduced by themselves, and then joined to those before them."""
 
 OVERLAP = 64
 """How often a view may repeat its storage, beyond a first gigabyte. A file of a few bytes can describe a view of 2**60
@@ -62,12 +73,16 @@ class Content:
         for start in range(0, nbytes, CHUNK):
             yield bytes_of.read(start, min(CHUNK, nbytes - start))
 
-    def blocks_of_bytes(self, readers: Readers) -> Iterator[Block]:
-        """Yield the bytes of whole elements in blocks for use at once: the next one may overwrite a block."""
+    def blocks_of_bytes(self, readers: Readers, size: int = 0) -> Iterator[Block]:
+        """Yield the bytes of whole elements in blocks for use at once: the next one may overwrite a block.
+
+        Args:
+            size: bytes of a block that is read from a local file, as for `Source.blocks`.
+        """
         if not isinstance(self.data, ByteRange):
             yield from self.chunks(readers)
             return
-        stored = readers[self.data.path].blocks(self.data.offset + self.start, self.nbytes)
+        stored = readers[self.data.path].blocks(self.data.offset + self.start, self.nbytes, size)
         whole = whole_items(stored, self.encoding.itemsize)
         yield from whole if self.values is None else map(self.values, whole)
 
@@ -248,6 +263,10 @@ class Reducer(Protocol):
     def join(self, other: Self, /) -> None:
         """Include the elements that `other` includes."""
 
+    @classmethod
+    def each(cls, block: Elements, count: int, /) -> Iterable[Self]:
+        """Return what is computed of each `count` elements of `block`; the last ones may be fewer."""
+
 
 Reduced = TypeVar("Reduced", bound=Reducer)
 Key = TypeVar("Key")
@@ -269,13 +288,16 @@ def reduce(
 
     if place.endless:
         raise Unsupported(ENDLESS)
-    whole = new()
+    whole, encoding = new(), place.encoding
+    count = min(BLOCK, PART // encoding.itemsize)
+    several = PART // (count * encoding.itemsize)
     with numpy.errstate(all="ignore"):
-        for data in place.blocks_of_bytes(readers):
-            part = new()
-            for block in place.encoding.blocks(data):
-                part.add(block)
-            whole.join(part)
+        for data in place.blocks_of_bytes(readers, STRETCH * min(encoding.itemsize, 4)):
+            parts = iter(whole.each(encoding.decoded(data), count))
+            for part in parts:
+                for other in islice(parts, several - 1):
+                    part.join(other)
+                whole.join(part)
             if advance is not None:
                 advance(len(data))
     return whole

@@ -49,8 +49,12 @@ from ckptfix.urls import SCHEMES, STORES, Virtual, as_path, is_url, known, schem
 BATCH = 1 << 20
 """Bytes of small pieces that are combined into one write."""
 
-BLOCK = 256 << 10
-"""Bytes that are read to be used at once: they fit in a core's cache, and are a multiple of every element size."""
+BLOCK = 512 << 10
+"""Bytes that are read to be used at once: they fit in a core's cache, and are a multiple of every element size.
+
+Between two reads, a thread waits for the interpreter if another one has it: with 256 KiB, doctor takes a fifth longer
+on two cores.
+"""
 
 MOST_SPARE = 8
 """Blocks of memory that are kept for later reads."""
@@ -207,11 +211,14 @@ class Source(ABC):
         for place in range(offset, offset + length, size):
             yield self.read(place, min(size, offset + length - place))
 
-    def blocks(self, offset: int, length: int) -> Iterator[Block]:
+    def blocks(self, offset: int, length: int, size: int = 0) -> Iterator[Block]:
         """Yield `length` bytes at `offset` in pieces. A piece may overwrite the one before it.
 
         Use this for bytes that are summed or computed with at once: fresh memory for each piece costs page faults, and
         space in the cache. Raises like `read`.
+
+        Args:
+            size: bytes of a piece of a local file; `BLOCK` by default.
         """
         return self.chunks(offset, length)
 
@@ -295,12 +302,14 @@ class LocalFile(Source):
                 raise truncated(ByteRange(self.name, offset, len(view)), offset + at)
             at += count
 
-    def blocks(self, offset: int, length: int) -> Iterator[Block]:
+    def blocks(self, offset: int, length: int, size: int = 0) -> Iterator[Block]:
         try:
             memory = _SPARE.pop()
         except IndexError:
-            memory = bytearray(BLOCK)
-        whole = memoryview(memory)
+            memory = bytearray(size or BLOCK)
+        if len(memory) < size:
+            memory = bytearray(size)
+        whole = memoryview(memory)[: size or BLOCK]
         try:
             for place in range(offset, offset + length, len(whole)):
                 block = whole[: offset + length - place]

@@ -269,12 +269,12 @@ class _MadeSource(Source):
             offset += count
             length -= count
 
-    def blocks(self, offset: int, length: int) -> Iterator[Block]:
+    def blocks(self, offset: int, length: int, size: int = 0) -> Iterator[Block]:
         while length:
             segment, start = self._made.at(offset)
             count = min(length, segment_length(segment) - start)
             if isinstance(segment, ByteRange):
-                yield from self._sources[segment.path].blocks(segment.offset + start, count)
+                yield from self._sources[segment.path].blocks(segment.offset + start, count, size)
             else:
                 yield from self.chunks(offset, count)
             offset += count

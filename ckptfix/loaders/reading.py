@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck
 from ckptfix.checkpoint.byte_ranges import pieces_of, segment_length
@@ -35,6 +35,9 @@ from ckptfix.io.source import (
     was_changed,
 )
 from ckptfix.io.threads import WORKERS
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 RECENT = 2_000_000_000
 """Nanoseconds after the last write to a file during which its writer may still be at work."""
@@ -63,6 +66,7 @@ class Reading:
         self.marks = {file.path: file.stamp for file in checkpoint.files if file.stamp != FileStat()}
         self._opened = time.time_ns()
         self._again: list[tuple[ByteRange, int]] = []
+        self._pool: ThreadPoolExecutor | None = None
 
     def fill(
         self, data: Data, view: memoryview, checks: Iterable[RangeCheck] = (), *, all_of_them: bool = True
@@ -109,6 +113,9 @@ class Reading:
         Raises:
             ChangedFile: a file was written to since it was opened, or one of several files was replaced.
         """
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
         with blames_changes():
             self._refuse_changes()
 
@@ -174,13 +181,16 @@ class Reading:
                     nth = left.popleft()
                     made[nth] = self._filled(shares[nth][1])
 
-        with threads(1) as pool:
-            try:
-                other = pool.submit(work)
-                work()
-            finally:
-                left.clear()
+        pool = self._pool = self._pool or threads(1)
+        try:
+            other = pool.submit(work)
+            work()
             other.result()
+        except BaseException:
+            left.clear()
+            self._pool = None
+            pool.shutdown()  # from here on, nothing writes to the views
+            raise
         sums = [0] * len(rows)
         for (number, share), crc in zip(shares, made, strict=True):
             sums[number] = crc32_joined(sums[number], crc, len(share.view))

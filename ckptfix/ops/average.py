@@ -30,7 +30,7 @@ from ckptfix.checkpoint.tensors import NO_DATA, NO_DATA_HINT
 from ckptfix.command_table import COMMANDS
 from ckptfix.dataclass import dataclass
 from ckptfix.elements import arrays
-from ckptfix.elements.arrays import SMALL_BLOCK, Encoding
+from ckptfix.elements.arrays import Encoding
 from ckptfix.elements.nonfinite import NonFinite
 from ckptfix.errors import Refused, StrPath, about, file_name
 from ckptfix.findings.row import Finding
@@ -61,6 +61,9 @@ APART = (
 """The line about adapters."""
 
 MOST_NAMED = 100
+
+TOGETHER = 1 << 17
+"""Elements whose mean is computed by one call: with shorter calls, two threads wait for each other more often."""
 
 Table = dict[str, TensorEntry]
 
@@ -309,7 +312,7 @@ def mean_bytes(
     row = encodings[-1].dtype
     into = numpy.empty(len(pieces[-1]) // row.unit, f"u{row.unit}")
     odd = [NonFinite() for _ in pieces]
-    parts = (encoding.parts(piece, SMALL_BLOCK) for encoding, piece in zip(encodings, pieces, strict=True))
+    parts = (encoding.parts(piece, TOGETHER) for encoding, piece in zip(encodings, pieces, strict=True))
     start = 0
     with numpy.errstate(all="ignore"):
         for several in zip(*parts, strict=True):

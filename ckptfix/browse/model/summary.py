@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckptfix.browse.model.contents import Contents
@@ -77,6 +78,14 @@ class _Summary:
     def add(self, block: Elements) -> None:
         self.moments.add(block)
         self.histogram.add(block)
+
+    @classmethod
+    def each(cls, block: Elements, count: int) -> Iterator[_Summary]:
+        for number, moments in enumerate(ElementMoments.each(block, count)):
+            made = cls()
+            made.moments = moments
+            made.histogram.add(block[number * count :][:count])
+            yield made
 
     def join(self, other: _Summary) -> None:
         self.moments.join(other.moments)

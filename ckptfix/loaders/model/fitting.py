@@ -7,9 +7,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
-from ckptfix.align.fused import Heads
-from ckptfix.align.match import match
-from ckptfix.align.result import Matching, Skipped
+from ckptfix.align.result import Skipped
 from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
@@ -23,19 +21,20 @@ from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.names import adapters, bases, no_weights, wrappers
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
-from ckptfix.ops.match.fused import Operations, rules, with_operations
 from ckptfix.ops.quantized import quantization_of
-from ckptfix.ops.rename.transform import TransformedTensors
 
 if TYPE_CHECKING:
     import torch
 
+    from ckptfix.align.result import Matching
+    from ckptfix.ops.match.fused import Operations
+
+    Prove = Callable[[Matching, Operations, Sequence[Slot]], tuple[Matching, Operations]]
+    """Return what is proved of a matching of the slots of a file, or raise an error."""
+
 
 ADAPTER = "adapter name"
 """The rule for an adapter's file and a model of PEFT, whose keys have the adapter's name in them."""
-
-Prove = Callable[[Matching, Operations, Sequence[Slot]], tuple[Matching, Operations]]
-"""Return what is proved of a matching of the slots of a file, or raise an error."""
 
 
 @dataclass(slots=True)
@@ -159,6 +158,11 @@ def _matched(
     checkpoint: Checkpoint, source: StateSource, target: Target, how: str, assign: bool, prove: Prove | None = None
 ) -> Fit:
     """Match by position or structure. Ambiguous pairs are not loaded."""
+    # Most files match by keys, and load faster without these imports.
+    from ckptfix.align.fused import Heads
+    from ckptfix.align.match import match
+    from ckptfix.ops.match.fused import Operations, with_operations
+
     operations = Operations()
     try:
         matching = match(source.slots(), target.slots(), by=how)
@@ -195,6 +199,9 @@ def _matched(
 
 def _transformed(checkpoint: Checkpoint, source: StateSource, operations: Operations) -> StateSource:
     """Return `source` with fused or split tensors of the model in place of the tensors they are made of."""
+    from ckptfix.ops.match.fused import rules
+    from ckptfix.ops.rename.transform import TransformedTensors
+
     site = checkpoint.names_at(source.at)
     assert site is not None
     made = TransformedTensors(rules(operations.taken, (), list(source.entries)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +36,19 @@ class Seen:
     def join(self, other: Seen) -> None:
         self.elements += other.elements
 
+    @classmethod
+    def each(cls, block: np.ndarray, count: int) -> Iterator[Seen]:
+        for start in range(0, len(block), count):
+            made = cls()
+            made.add(block[start : start + count])
+            yield made
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "CHUNK", 64)
+    monkeypatch.setattr(reader, "STRETCH", 16)
+    monkeypatch.setattr(reader, "PART", 32)
     small_blocks(monkeypatch, 64)
     monkeypatch.setattr(reader, "TASK", 200)
 

@@ -98,6 +98,23 @@ def test_complex_numbers(tmp_path: Path) -> None:
     assert row["std"] == pytest.approx(finite.std().item()) and row["norm"] == pytest.approx(finite.norm().item())
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i8", "u1", "c8"])
+def test_rows_that_are_computed_together_are_those_of_each_block(dtype: str) -> None:
+    count = 1 << 14
+    values = np.random.default_rng(0).standard_normal(3 * count + 17) * 50
+    values[5] = values[count + 9] = 0
+    for size, add, odd in ((1, 0, 0), (1, 1e6, 0), (1e300, 0, 0), (1e-300, 0, 0), (0, 0, 0), (1, 0, math.nan)):
+        with np.errstate(all="ignore"):
+            block = (values * size + add).astype(dtype)
+            if odd and block.dtype.kind in "fc":
+                block[7] = odd
+            made = ElementMoments.each(block.copy(), count)
+            expected = [ElementMoments() for _ in range(4)]
+            for number, one in enumerate(expected):
+                one.add(block[number * count :][:count])
+        assert list(map(repr, made)) == list(map(repr, expected))
+
+
 @pytest.mark.parametrize("size", [1e308, 1e200, 1e-200, 5e-324])
 def test_numbers_at_the_ends_of_float64(size: float) -> None:
     values = np.array([size, size / 2, -size, 0.0, size])
