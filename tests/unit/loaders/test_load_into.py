@@ -567,7 +567,7 @@ def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch
         skipped = (Skipped("q", "rotary"),)
         return Matching(by, pairs, (), left=("p",), missing=("1.weight", "1.bias"), skipped_source=skipped)
 
-    monkeypatch.setattr("ckptfix.loaders.model.fitting.match", unsure)
+    monkeypatch.setattr("ckptfix.align.match.match", unsure)
     state = OrderedDict(x=tensor(2, 2), y=tensor(2), p=tensor(1), q=tensor(1))
     model = blank(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     path = saved(tmp_path / "a.pth", state)
