@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
+from operator import attrgetter
 
 from ckptfix.align import roles
 from ckptfix.align.nesting import Twins, crossing
 from ckptfix.align.pairs import Link
 from ckptfix.align.repeated import RepeatedBlocks
 from ckptfix.align.state import AlignState
-from ckptfix.align.units import ModelSide, Unit, holders
+from ckptfix.align.units import ModelSide, Unit
 
 ROUNDS = 6
 """Times that what has become certain is used again. Each settles a level of the tree."""
@@ -52,7 +53,7 @@ def settle(state: AlignState, held: Collection[Unit] = ()) -> bool:
         if across is None:
             across = crossing((link.one, link.other) for link in state.links if link.turned)
         sure = {link.one: link.other for link in state.links if not link.instead}
-        twins = Twins(sure.items(), (state.a.contents, state.b.contents), state.blocks, holders)
+        twins = Twins(sure.items(), (state.a.contents, state.b.contents), state.blocks, attrgetter("holders"))
         beside = _Companions(state.a), _Companions(state.b)
         repeated = RepeatedBlocks(sure, (state.a, state.b), twins.of)
         found: dict[Unit, Unit] = {}
@@ -188,7 +189,7 @@ class _Companions:
         for unit in units:
             if unit.slots:
                 homes.setdefault(unit.path.rpartition(".")[0], []).append(unit)
-        under = Counter(holder for unit in units if unit.slots for holder in holders(unit.path))
+        under = Counter(holder for unit in units if unit.slots for holder in unit.holders)
         for home, inside in homes.items():
             if home and len(inside) == 2 == under[home]:
                 self._add(*inside)

@@ -32,12 +32,15 @@ def module_of(name: str) -> tuple[str, str, str]:
 
 def orders(source: Sequence[Slot], target: Sequence[Slot], matching: Matching) -> str | None:
     """Return a question about two paired fused tensors whose rows may have different orders, or None."""
-    names = [slot.name for slot in source], [slot.name for slot in target]
-    own = tuple(any(OWN_ORDER.search(name) for name in side) for side in names)
-    for pair in matching.pairs:
-        if not pair.operation:
-            kinds = [order_of_rows(name, odd) for name, odd in zip((pair.source, pair.target), own, strict=True)]
-            if None not in kinds and kinds[0] != kinds[1]:
+    fused = [
+        pair
+        for pair in matching.pairs
+        if not pair.operation and None not in (order_of_rows(pair.source, False), order_of_rows(pair.target, False))
+    ]
+    if fused:
+        own = [any(OWN_ORDER.search(slot.name) for slot in side) for side in (source, target)]
+        for pair in fused:
+            if order_of_rows(pair.source, own[0]) != order_of_rows(pair.target, own[1]):
                 return (
                     f"{pair.source} and {pair.target} hold query, key and value in different orders: "
                     "state it in a rules file (`ckptfix help rules`, rows in another order)"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import permutations
 
 from ckptfix.align.groups import UnitGroup, branches
-from ckptfix.align.units import ModelSide, Unit, fronts, words
+from ckptfix.align.units import ModelSide, Unit, words
 
 NESTS = frozenset(["layer", "block", "stage", "module", "group", "unit"])
 """Words for lists that occur at any level. They do not distinguish levels."""
@@ -146,7 +146,7 @@ def surroundings(group: UnitGroup, side: ModelSide) -> tuple[float, ...]:
 
     For a group of one unit, return the size of the block that contains it.
     """
-    rows = [fronts(unit.path) for unit in group.units]
+    rows = [unit.fronts for unit in group.units]
     if len(rows) == 1:
         block = max((side.under[front] for front in rows[0]), default=0)
         return (block if block > 1 else 0,)  # a number at the end of a name does not count blocks

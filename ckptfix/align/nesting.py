@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from functools import cached_property, lru_cache
 from itertools import islice
 
-from ckptfix.align.units import CACHED, Signature, Unit, fronts, holders, numbered_part, siblings, words
+from ckptfix.align.units import CACHED, Signature, Unit, numbered_part, siblings, words
 from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -255,15 +255,15 @@ class Twins:
         links: Iterable[tuple[Unit, Unit]],
         contents: tuple[Contents, Contents],
         known: Iterable[tuple[str, str]] = (),
-        around: Callable[[str], Sequence[str]] = siblings,
+        around: Callable[[Unit], Sequence[str]] = siblings,
     ) -> None:
         found: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
         for ours, twin in known:
             found[0].setdefault(ours, set()).add(twin)
             found[1].setdefault(twin, set()).add(ours)
         for one, other in links:
-            theirs = _filled(around(other.path), contents[1])
-            for own, ours in _filled(around(one.path), contents[0]).items():
+            theirs = _filled(around(other), contents[1])
+            for own, ours in _filled(around(one), contents[0]).items():
                 if own in theirs:
                     found[0].setdefault(ours, set()).add(theirs[own])
                     found[1].setdefault(theirs[own], set()).add(ours)
@@ -303,12 +303,12 @@ class Twins:
 
     def say(self, one: Unit, other: Unit) -> int:
         """Return 1 if both are in the same numbered block, -1 if a block or module has the other elsewhere, else 0."""
-        ours, theirs = siblings(one.path), siblings(other.path)
+        ours, theirs = siblings(one), siblings(other)
         known = [(self._twins[0][front], theirs) for front in ours if front in self._twins[0]]
         known += [(self._twins[1][front], ours) for front in theirs if front in self._twins[1]]
         if any(twin not in others for twin, others in known):
             return -1
-        numbered = *fronts(one.path), *fronts(other.path)
+        numbered = *one.fronts, *other.fronts
         return int(any(front in twins for front in numbered for twins in self._twins))
 
     def place(self, unit: Unit, which: int, crossing: Collection[tuple[Stack, Stack]]) -> tuple[str, str]:
@@ -317,7 +317,7 @@ class Twins:
         Blocks of two stacks that are `crossing` have none, nor have blocks of lists with different contents, nor
         have modules without a number that hold one kind of module: queries, keys and values may be held as any three.
         """
-        for front in reversed(holders(unit.path)):
+        for front in reversed(unit.holders):
             twin = self._twins[which].get(front)
             if front not in self._contents[which]:
                 continue
@@ -333,7 +333,7 @@ class Twins:
 
     def lists(self, one: Unit, other: Unit) -> bool:
         """Return whether both are at the same place of two lists, because their innermost blocks are the same."""
-        ours, theirs = fronts(one.path), fronts(other.path)
+        ours, theirs = one.fronts, other.fronts
         return bool(ours and theirs) and self._twins[0].get(ours[-1]) == theirs[-1]
 
 
@@ -367,6 +367,8 @@ def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> se
     too, if it is at the same end on both sides. Equal levels decide nothing.
     """
     convolving = {_front(unit.path) for unit in sides[0] if any(len(slot.shape) > 2 for slot in unit.slots.values())}
+    if not convolving:
+        return set()
     levels = _levels(sides[0]), _levels(sides[1])
     shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
     for index, (one, other) in enumerate(pairs):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from ckptfix.align.units import ModelSide, Unit, holders
+from ckptfix.align.units import ModelSide, Unit
 
 Place = tuple[str, str]
 
@@ -23,12 +23,12 @@ class RepeatedBlocks:
         for side, found in zip(sides, self._inside, strict=True):
             for unit in side.units:
                 if unit.slots:
-                    for front in holders(unit.path):
+                    for front in unit.holders:
                         found.setdefault(front, set()).add((unit.path[len(front) :], _ranks(unit)))
         self._keys: dict[Place, Hashable] = {}
         self._known: dict[tuple[Hashable, str], set[str]] = {}
         for one, other in sure.items():
-            for front in holders(one.path):
+            for front in one.holders:
                 twin = twin_of(front)
                 if twin is not None and other.path.startswith(twin):
                     known = self._key((front, twin)), one.path[len(front) :]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from ckptfix.align import roles
-from ckptfix.align.units import ModelSide, Unit, fronts, natural
+from ckptfix.align.units import CACHED, ModelSide, Unit, natural
 from ckptfix.dataclass import dataclass
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -120,7 +121,7 @@ def _manifold(side: dict[str, Stacks]) -> dict[Hashable, dict[str, list[str]]]:
                 name = f"{front}{number}"
                 if _kinds(block) < MANIFOLD:
                     continue
-                inner = Counter(holder for unit in block for holder in fronts(unit.path) if len(holder) > len(name))
+                inner = Counter(holder for unit in block for holder in unit.fronts if len(holder) > len(name))
                 if max(inner.values(), default=0) < 2:
                     found.setdefault(_alike(block), {}).setdefault(template, []).append(name)
     return found
@@ -149,11 +150,28 @@ def _templates(side: ModelSide) -> dict[str, Stacks]:
     found: dict[str, Stacks] = {}
     for unit in side.units:
         if unit.slots:
-            for match in _NUMBER.finditer(unit.path):
-                front = unit.path[: match.start()]
-                stacks = found.setdefault(_NUMBER.sub("{}", front), {})
-                stacks.setdefault(front, {}).setdefault(int(match[0]), []).append(unit)
+            for template, front, number in _stacks_of(unit.path):
+                found.setdefault(template, {}).setdefault(front, {}).setdefault(number, []).append(unit)
     return found
+
+
+def _stacks_of(path: str) -> Iterator[tuple[str, str, int]]:
+    """Yield for each number in a path the template and the text before it, and the number."""
+    module, dot, last = path.rpartition(".")
+    if dot:
+        yield from _stacks_around(module)
+    for match in _NUMBER.finditer(last):
+        front = f"{module}{dot}{last[: match.start()]}"
+        yield _NUMBER.sub("{}", front), front, int(match[0])
+
+
+@lru_cache(CACHED)
+def _stacks_around(module: str) -> tuple[tuple[str, str, int], ...]:
+    return tuple(
+        (_NUMBER.sub("{}", front), front, int(match[0]))
+        for match in _NUMBER.finditer(module)
+        for front in (module[: match.start()],)
+    )
 
 
 def _content(stacks: Stacks) -> Hashable | None:

@@ -29,7 +29,7 @@ from ckptfix.align.same_names import trusted
 from ckptfix.align.scores import ENOUGH, ordered_alike, ranks, same_block, undecided, unlike
 from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
-from ckptfix.align.units import ModelSide, Unit, counted, fronts, side, words
+from ckptfix.align.units import ModelSide, Unit, counted, side, words
 from ckptfix.dataclass import dataclass
 from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot
@@ -220,7 +220,7 @@ def _name_rivals(state: AlignState) -> None:
 
 
 def _block(unit: Unit) -> str:
-    return next(reversed(fronts(unit.path)), "")
+    return next(reversed(unit.fronts), "")
 
 
 def _doubt(state: AlignState, link: Link) -> None:

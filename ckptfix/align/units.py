@@ -47,6 +47,7 @@ class Unit:
         optional: leaf, slot and family's id for those that a family allows to be absent.
         first, last: positions of its keys in the state dict.
         template, numbers: of the path.
+        fronts, holders: those of the path; the modules of a block share them.
         signature: requirements for a module that takes its place: leaves, shapes, and integer or float.
         kind: requirements for its counterpart: the signature, or that of a lone tensor, which may have any name.
     """
@@ -58,6 +59,8 @@ class Unit:
     optional: tuple[tuple[str, Slot, str], ...] = ()
     template: str = ""
     numbers: tuple[int, ...] = ()
+    fronts: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
     signature: Signature = frozenset()
     kind: Hashable = ()
 
@@ -93,7 +96,7 @@ class ModelSide:
         for unit in self.units:
             if unit.slots:
                 own = hash(unit.kind)
-                for front in holders(unit.path):
+                for front in unit.holders:
                     count, sum_ = found.get(front, (0, 0))
                     found[front] = count + 1, sum_ + own
         return found
@@ -184,8 +187,16 @@ def side(slots: Sequence[Slot]) -> ModelSide:
             unit.slots[leaf] = slot
         else:
             unit.optional = *unit.optional, (leaf, slot, family.id)
-    shared: dict[object, Any] = {}  # thousands of modules have the same signature and template: keep each once
+    shared: dict[object, Any] = {}  # thousands of modules have the same signature, template and blocks: keep each once
+
+    def once(paths: tuple[str, ...]) -> tuple[str, ...]:
+        found: tuple[str, ...] = shared.get(paths) or tuple(shared.setdefault(path, path) for path in paths)
+        kept: tuple[str, ...] = shared.setdefault(found, found)
+        return kept
+
     for unit in units.values():
+        part = numbered_part(unit.path)
+        unit.fronts, unit.holders = once(_fronts(part)), once(_holders(part))
         kinds = frozenset((leaf, slot.shape, number_kind(slot.dtype)) for leaf, slot in unit.slots.items())
         unit.signature = shared.setdefault(kinds, kinds)
         alone = next(iter(kinds))[1:] if len(kinds) == 1 else kinds
@@ -209,16 +220,29 @@ def _split(name: str) -> tuple[str, str]:
 
 def template(path: str) -> tuple[str, tuple[int, ...]]:
     """Return ``layer1.0.conv2`` as (``layer{}.{}.conv{}``, (1, 0, 2))."""
-    pieces = _NUMBERED.split(path.replace("{}", "<>"))
+    texts: list[str] = []
+    numbers: list[int] = []
+    for component in path.split("."):
+        text, own = _of_component(component)
+        texts.append(text)
+        numbers += own
+    return ".".join(texts), tuple(numbers)
+
+
+CACHED = 1 << 11
+"""Blocks whose paths are taken apart once, and components; not for each module. Modules of a block are near each other.
+"""
+
+
+@lru_cache(CACHED)
+def _of_component(component: str) -> tuple[str, tuple[int, ...]]:
+    """Do the work of `template`: what is a number, depends on no other component."""
+    pieces = _NUMBERED.split(component.replace("{}", "<>"))
     return "{}".join(pieces[::2]), tuple(map(number, pieces[1::2]))
 
 
 def number(text: str) -> int:
     return int(text) if text.isdecimal() else ord(text) - ord("a")
-
-
-CACHED = 1 << 11
-"""Blocks whose paths are taken apart once, and not for each module in them. Modules of a block are near each other."""
 
 
 def numbered_part(path: str) -> str:
@@ -237,22 +261,18 @@ def _fronts(path: str) -> tuple[str, ...]:
     return tuple(path[: match.end()] for match in _NUMBER.finditer(path))
 
 
-def holders(path: str) -> tuple[str, ...]:
-    """Return the blocks and modules that contain a module: its `fronts`, and the modules on the way to it."""
-    return _holders(numbered_part(path))
-
-
 @lru_cache(CACHED)
 def _holders(path: str) -> tuple[str, ...]:
+    """Return the blocks and modules that contain a module: its `fronts`, and the modules on the way to it."""
     ends = {match.end() for match in _NUMBER.finditer(path)} | {match.start() for match in re.finditer(r"\.", path)}
     return tuple(path[:end] for end in sorted(ends))
 
 
-def siblings(path: str) -> tuple[str, ...]:
+def siblings(unit: Unit) -> tuple[str, ...]:
     """Return the `fronts` of a module, and the module that holds it directly, the innermost last."""
-    found = fronts(path)
-    parent = path.rpartition(".")[0]
-    return (*found, parent) if parent and all(len(front) < len(parent) for front in found) else found
+    found = unit.fronts
+    parent = unit.path.rpartition(".")[0]
+    return (*found, parent) if parent and (not found or len(found[-1]) < len(parent)) else found
 
 
 def words(text: str) -> list[str]:

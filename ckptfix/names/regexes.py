@@ -87,12 +87,11 @@ class Regex:
     def fullmatch(self, name: str) -> dict[str, str] | None:
         """Return the named groups if the pattern matches the whole of `name`, else None. Raises as `search` does."""
 
-        def match(name: str) -> dict[str, str] | None:
+        if self._is_quick(name):
             found = self._compiled.fullmatch(name)
             return None if found is None else found.groupdict()
-
-        found: dict[str, str] | None = self._each("fullmatch", [name], match)[0]
-        return found
+        groups: dict[str, str] | None = self._elsewhere("fullmatch", "", [name])[0]
+        return groups
 
     def subn(self, replacement: str, names: Sequence[str]) -> list[tuple[str, int]]:
         """Return the result and count of `re.subn` for each of `names`. Raises as `search` does."""

@@ -16,7 +16,7 @@ All other text stands for itself, and a rule must match the whole key.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from ckptfix.dataclass import dataclass
@@ -190,14 +190,35 @@ class _Node:
     rest: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
+class _Place:
+    """What is known of a name after some of its components.
+
+    Attributes:
+        nodes: the rules that may go on.
+        open: indices of the rules that left the rest open before.
+        rules: the rules that may apply to a name that ends here, in order.
+        following: next component -> the place after it, as far as it was asked for.
+    """
+
+    nodes: tuple[_Node, ...]
+    open: tuple[int, ...]
+    rules: tuple[NameRule, ...]
+    following: dict[str, _Place] = field(default_factory=dict)
+
+
+KEPT = 1 << 14
+"""Components in all places of a table whose following place is kept. Names of one model have few different ones."""
+
+
 class RuleTable:
     """A tree of rules by components, which avoids trying every rule on every name."""
 
     def __init__(self, rules: Sequence[NameRule]) -> None:
         self._rules = rules
-        self._root = _Node()
+        root = _Node()
         for index, rule in enumerate(rules):
-            node = self._root
+            node = root
             for component in rule.old.split("."):
                 if REST in component:
                     node.rest.append(index)
@@ -208,21 +229,40 @@ class RuleTable:
                     node = node.literal.setdefault(component, _Node())
             else:
                 node.whole.append(index)
+        self._places: dict[tuple[tuple[int, ...], tuple[int, ...]], _Place] = {}
+        self._kept = 0
+        self._start = self._place((root,), ())
 
-    def about(self, name: str) -> Iterator[NameRule]:
+    def about(self, name: str) -> Sequence[NameRule]:
         """Return the rules that may apply to `name`, in order."""
-        nodes = [self._root]
-        found: list[int] = []
+        place = self._start
         for component in name.split("."):
-            following = []
-            for node in nodes:
-                found += node.rest
-                if component in node.literal:
-                    following.append(node.literal[component])
-                following += [below for one, below in node.open.values() if one.apply(component) is not None]
-            nodes = following
-            if not nodes:
+            if not place.nodes:
                 break
-        for node in nodes:
-            found += node.whole
-        return (self._rules[index] for index in sorted(found))
+            place = place.following.get(component) or self._after(place, component)
+        return place.rules
+
+    def _after(self, place: _Place, component: str) -> _Place:
+        following: list[_Node] = []
+        open_ = [*place.open]
+        for node in place.nodes:
+            open_ += node.rest
+            if component in node.literal:
+                following.append(node.literal[component])
+            following += [below for one, below in node.open.values() if one.apply(component) is not None]
+        found = self._place(tuple(following), tuple(open_))
+        if self._kept < KEPT:
+            self._kept += 1
+            place.following[component] = found
+        return found
+
+    def _place(self, nodes: tuple[_Node, ...], open_: tuple[int, ...]) -> _Place:
+        """Return the place of these rules: one for all components that lead to them."""
+        key = tuple(map(id, nodes)), open_
+        if key in self._places:
+            return self._places[key]
+        indices = sorted([*open_, *(index for node in nodes for index in node.whole)])
+        found = _Place(nodes, open_, tuple(self._rules[index] for index in indices))
+        if self._kept < KEPT:
+            self._places[key] = found
+        return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from typing import Literal
 
 from ckptfix.dataclass import dataclass
@@ -250,6 +250,12 @@ _NO_ATTENTION = {"A_log", "conv1d.weight", "x_proj.weight"}
 """Names beside an ``in_proj`` that show it to be Mamba's, not that of attention."""
 
 
+_IN_PROJ = frozenset(["in_proj_weight", "in_proj_bias"])
+
+_PROJECTIONS = frozenset([*GATED, *FUSED_QKV, *(str(at) for words in _LISTED.values() for at in range(len(words)))])
+"""Own names of the modules whose spelling depends on the modules around them."""
+
+
 def canonical(names: Sequence[str]) -> dict[str, str]:
     """Return name -> canonical name, for the names of one model that a family spells in its own way.
 
@@ -262,13 +268,19 @@ def canonical(names: Sequence[str]) -> dict[str, str]:
         module, _, leaf = name.rpartition(".")
         modules[module].append(leaf)
     found: dict[str, str] = {}
+    spelled: dict[frozenset[str], tuple[tuple[str, str], ...]] = {}  # thousands of modules have the same parameters
     for module, leaves in modules.items():
+        own = frozenset(leaves)
+        if own not in spelled:
+            spelled[own] = (*_norm(own), *_weight_norm(own), *_spectral_norm(own))
         front = f"{module}." if module else ""
-        own = set(leaves)
-        for leaf, new in (*_norm(own), *_weight_norm(own), *_spectral_norm(own)):
+        for leaf, new in spelled[own]:
             found[front + leaf] = front + new
     present = set(names)
     for name in names:
+        module, _, leaf = name.rpartition(".")
+        if name not in found and module.rpartition(".")[2] not in _PROJECTIONS and leaf not in _IN_PROJ:
+            continue
         if (listed := _listed_name(name, modules)) is not None:
             found[name] = listed
         gated = _gated_name(name, modules)
@@ -277,11 +289,13 @@ def canonical(names: Sequence[str]) -> dict[str, str]:
         fused = _fused_name(found.get(name, name), present)
         if fused is not None:
             found[name] = fused
+    if not found:
+        return found
     taken = Counter(found.get(name, name) for name in present)
     return {name: found[name] for name in names if name in found and taken[found[name]] == 1}
 
 
-def _norm(own: set[str]) -> Iterator[tuple[str, str]]:
+def _norm(own: Set[str]) -> Iterator[tuple[str, str]]:
     """Yield the affine parameters and statistics of a norm, provided that the module has nothing else."""
     statistics = {"running_mean", "running_var"}
     for mean, variance in _STATISTICS:
@@ -297,7 +311,7 @@ def _norm(own: set[str]) -> Iterator[tuple[str, str]]:
             return
 
 
-def _weight_norm(own: set[str]) -> Iterator[tuple[str, str]]:
+def _weight_norm(own: Set[str]) -> Iterator[tuple[str, str]]:
     for leaf in own:
         parameter = leaf.removesuffix("_g")
         # Beside w_q and w_k, w_g and w_v belong to a gated attention; beside weight_orig, to a spectral norm.
@@ -307,7 +321,7 @@ def _weight_norm(own: set[str]) -> Iterator[tuple[str, str]]:
             yield f"{parameter}_v", f"parametrizations.{parameter}.original1"
 
 
-def _spectral_norm(own: set[str]) -> Iterator[tuple[str, str]]:
+def _spectral_norm(own: Set[str]) -> Iterator[tuple[str, str]]:
     for leaf in own:
         parameter = leaf.removesuffix("_orig")
         if parameter != leaf and parameter and f"{parameter}_u" in own:
@@ -321,7 +335,7 @@ def _spectral_norm(own: set[str]) -> Iterator[tuple[str, str]]:
 def _fused_name(name: str, present: set[str]) -> str | None:
     """Return `name` with ``qkv`` for a fused projection's own name; None if nothing changes."""
     module, _, leaf = name.rpartition(".")
-    if leaf in ("in_proj_weight", "in_proj_bias"):
+    if leaf in _IN_PROJ:
         return f"{module}.qkv.{leaf[8:]}".removeprefix(".")
     parent, _, last = module.rpartition(".")
     if last not in FUSED_QKV or last == "qkv":
@@ -363,7 +377,7 @@ def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tupl
     for slot in one:
         module, _, leaf = slot.name.rpartition(".")
         last = module.rpartition(".")[2]
-        if leaf in ("in_proj_weight", "in_proj_bias"):
+        if leaf in _IN_PROJ:
             last, leaf = "in_proj", leaf[8:]
         family = next((family for family, fused, _ in FUSIONS if last in fused), None)
         waiting = groups.get((family or "", leaf, slot.shape))

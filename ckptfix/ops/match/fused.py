@@ -58,9 +58,10 @@ def with_operations(
     """
     done = Operations()
     made = plain
-    if not plain.complete or are_turned(source, target) or orders(source, target, plain) is not None:
+    question = orders(source, target, plain)
+    if not plain.complete or are_turned(source, target) or question is not None:
         made, done = _taken_apart(plain, source, target, heads, proven, reshape)
-    question = orders(source, target, made)
+        question = orders(source, target, made)
     if question is not None and any("--heads N" in asked for asked in done.questions):
         return made, replace(done, refused=True)
     if question is None and is_glm(source) != is_glm(target) and done.taken:

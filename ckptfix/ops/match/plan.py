@@ -204,6 +204,8 @@ def with_buffers(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
     So ``num_batches_tracked``, which an old target lacks, stays beside the ``running_mean`` that it belongs to.
     """
     names = matching.names
+    if all(skipped.tied for skipped in matching.skipped_source):
+        return names
     modules = wrappers.renamed_modules(names)
     taken = set(names.values()) | {slot.name for slot in slots}
     found = dict(names)
