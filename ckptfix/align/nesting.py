@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
+from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import islice
 
@@ -49,7 +50,7 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
 
     A pair is left out if shapes allow its blocks no other counterpart. This needs `sides`, which has all units.
     """
-    shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
+    shared: dict[tuple[Stack, Stack], _Rows] = {}
     known: dict[str, tuple[Block, ...]] = {}  # modules of a block may be far from each other among the pairs
 
     def of(path: str) -> tuple[Block, ...]:
@@ -61,12 +62,13 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
     for index, (blocks, theirs) in enumerate(inside):
         for ours, number in blocks:
             for stack, twin in theirs:
-                shared.setdefault((ours, stack), []).append((number, twin, index))
+                rows = shared.get((ours, stack)) or shared.setdefault((ours, stack), _Rows())
+                rows.add(number, twin, index)
     homes: tuple[_Homes, _Homes] | None = None
     found: set[int] = set()
     nested: list[tuple[Block, Block]] = []
     for (ours, stack), rows in shared.items():
-        cells = dict.fromkeys([(number, twin) for number, twin, _ in rows])
+        cells = dict.fromkeys(zip(rows.numbers, rows.twins, strict=True))
         if _nest(cells):
             nested += [((ours, number), (stack, twin)) for number, twin in cells]
             continue
@@ -89,6 +91,23 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
     return found | _overlapping(pairs, inside, nested, sides or ((), ()))
 
 
+class _Rows:
+    """Pairs in two stacks: their block numbers, and their indices. There may be millions, so they are no tuples."""
+
+    __slots__ = ("indices", "numbers", "twins")
+
+    def __init__(self) -> None:
+        self.numbers, self.twins, self.indices = array("q"), array("q"), array("q")
+
+    def add(self, number: int, twin: int, index: int) -> None:
+        self.numbers.append(number)
+        self.twins.append(twin)
+        self.indices.append(index)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        return zip(self.numbers, self.twins, self.indices, strict=True)
+
+
 def crossing(pairs: Iterable[tuple[Unit, Unit]]) -> set[tuple[Stack, Stack]]:
     """Return the stacks of the two sides that contain these pairs."""
     return {
@@ -108,11 +127,13 @@ def _overlapping(
     `sides` have equally many modules like it. Lists of one kind of module are not blocks: ``convs.0.1`` and
     ``norms.0.1`` may belong to the same block. Nor is ``conv1`` if there is no second number.
     """
-    members: tuple[dict[Block, set[int]], dict[Block, set[int]]] = ({}, {})
+    members: tuple[dict[Block, array[int]], dict[Block, array[int]]] = ({}, {})
     for index, both in enumerate(inside):
         for held, side in zip(both, members, strict=True):
             for block in held:
-                side.setdefault(block, set()).add(index)
+                if block not in side:
+                    side[block] = array("q")
+                side[block].append(index)
     sizes = [Counter(stack for stack, _ in side) for side in members]
     left = [_unpaired(units, {pair[which] for pair in pairs}) for which, units in enumerate(sides)]
     alike = [Counter(unit.signature for unit in units) for units in sides]
@@ -120,7 +141,7 @@ def _overlapping(
     for block, twin in blocks:
         if 1 in (sizes[0][block[0]], sizes[1][twin[0]]):
             continue
-        rows = members[0][block], members[1][twin]
+        rows = set(members[0][block]), set(members[1][twin])
         over = [left[0].get(block, []), left[1].get(twin, [])]
         beyond = [
             any(alike[0][unit.signature] == alike[1][unit.signature] for unit in own) and not others

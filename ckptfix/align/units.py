@@ -165,6 +165,7 @@ def counted(one: str, other: str) -> bool:
 def side(slots: Sequence[Slot]) -> ModelSide:
     """Return `slots`, in the order of a state dict, as units."""
     canonical = spellings.canonical([slot.name for slot in slots])
+    shared: dict[object, Any] = {}  # thousands of modules have the same signature, template and blocks: keep each once
     units: dict[str, Unit] = {}
     aliases = []
     scattered = 0
@@ -175,11 +176,13 @@ def side(slots: Sequence[Slot]) -> ModelSide:
             continue
         position += 1
         path, leaf = _split(canonical.get(slot.name, slot.name))
+        leaf = shared.setdefault(leaf, leaf)
         unit = units.get(path)
         if unit is None or leaf in unit.slots:
             path = path if unit is None else slot.name
             unit = units[path] = Unit(path, position, position)
-            unit.template, unit.numbers = template(path)
+            text, unit.numbers = template(path)
+            unit.template = shared.setdefault(text, text)
         scattered += position > unit.last + 1
         unit.last = position
         family = no_weights.optional(slot)
@@ -187,7 +190,6 @@ def side(slots: Sequence[Slot]) -> ModelSide:
             unit.slots[leaf] = slot
         else:
             unit.optional = *unit.optional, (leaf, slot, family.id)
-    shared: dict[object, Any] = {}  # thousands of modules have the same signature, template and blocks: keep each once
 
     def once(paths: tuple[str, ...]) -> tuple[str, ...]:
         found: tuple[str, ...] = shared.get(paths) or tuple(shared.setdefault(path, path) for path in paths)
@@ -201,7 +203,6 @@ def side(slots: Sequence[Slot]) -> ModelSide:
         unit.signature = shared.setdefault(kinds, kinds)
         alone = next(iter(kinds))[1:] if len(kinds) == 1 else kinds
         unit.kind = shared.setdefault(alone, alone)
-        unit.template = shared.setdefault(unit.template, unit.template)
     return ModelSide(tuple(units.values()), tuple(aliases), scattered * 4 > len(units))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.address import join
@@ -201,6 +202,7 @@ def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
+@lru_cache(1 << 10)
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the stride that torch gives a new tensor of `shape`."""
     stride = []

@@ -33,6 +33,7 @@ from ckptfix.ops.match import aligned, in_torchs_layout, refuse_codes
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.layouts import Unturned
+from ckptfix.ops.match.values import same_values
 from ckptfix.ops.quantized import quantization_of
 from ckptfix.ops.rename import by_table
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
@@ -109,7 +110,7 @@ def _remedy(
     """
 
     def fit(mine: ExpectedModel) -> tuple[Matching, Operations]:
-        return aligned(mine, target, values=values)
+        return aligned(mine, target, same_values(mine, target) if values else {})
 
     try:
         matching, operations = in_torchs_layout(checkpoint, side, fit) or fit(side)

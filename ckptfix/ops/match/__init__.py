@@ -224,8 +224,11 @@ def find(
     with about(checkpoint.path):
 
         def fit(mine: targets.ExpectedModel) -> tuple[Matching, Operations]:
+            nonlocal target
+            proven = same_values(mine, target) if by == "structure" else {}
+            target = target.without_values()  # its tensors would need memory while names are matched
             count = Heads(heads, kv_heads)
-            return aligned(mine, target, by=by, reshape=reshape, heads=count, blocks=blocks)
+            return aligned(mine, target, proven, by=by, reshape=reshape, heads=count, blocks=blocks)
 
         by_layers = in_torchs_layout(checkpoint, one, fit) if by == "structure" and blocks is None else None
         matching, operations = by_layers or fit(one)
@@ -324,20 +327,19 @@ def converted(file: str, matching: Matching, operations: Operations) -> Mapping[
 def aligned(
     one: targets.ExpectedModel,
     target: targets.ExpectedModel,
+    proven: Mapping[str, str],
     *,
     by: By = "structure",
     reshape: bool = False,
     heads: Heads | None = None,
     blocks: str | None = None,
-    values: bool = True,
 ) -> tuple[Matching, Operations]:
     """Match the tensors of `one` to those of `target`, and find the operations that further tensors need.
 
     Args:
+        proven: pairs of tensors that have equal bytes.
         blocks: as for `match`.
-        values: compare bytes too, where both sides have them.
     """
-    proven = same_values(one, target) if by == "structure" and values else {}
     chosen = None if blocks is None else depths.choose(one.slots, target.slots, blocks)
     slots: Sequence[Slot] = one.slots
     if chosen is not None:
@@ -498,7 +500,7 @@ def _draft(found: MatchProposal, plan: Plan, promise: Promise | None = None) -> 
         promise=promise or Promise(),
         lines=_lines(found),
         findings=_findings(found),
-        read=() if found.target.checkpoint is None else found.target.checkpoint.files,
+        read=found.target.files,
         exit_code=1 if found.left or found.matching.missing or found.refusals else 0,
     )
 

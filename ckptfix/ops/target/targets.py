@@ -15,10 +15,10 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 from ckptfix.arguments import LIVE
-from ckptfix.checkpoint import Checkpoint, TensorEntry, address, dtypes, same_place
+from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry, address, dtypes, same_place
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
 from ckptfix.formats import FORMATS, is_index_name, open_checkpoint, states, weights_of
@@ -43,6 +43,7 @@ class ExpectedModel:
         at: address of their state dict; None if there are no addresses.
         in_order: whether the order is the definition order; safetensors files are sorted differently.
         checkpoint, entries: the source of the values, if there are any.
+        files: the state of the files that it was read from, if it is a checkpoint.
     """
 
     label: str
@@ -51,6 +52,11 @@ class ExpectedModel:
     in_order: bool = True
     checkpoint: Checkpoint | None = field(default=None, repr=False, compare=False)
     entries: Sequence[TensorEntry] = field(default=(), repr=False, compare=False)
+    files: tuple[FileVersion, ...] = field(default=(), repr=False, compare=False)
+
+    def without_values(self) -> ExpectedModel:
+        """Return it without the source of the values, which has much more memory than the names."""
+        return replace(self, checkpoint=None, entries=())
 
 
 def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import: bool = False) -> ExpectedModel:
@@ -112,7 +118,10 @@ def of_candidate(checkpoint: Checkpoint, row: Candidate) -> ExpectedModel:
     slots = []
     for entry in entries:
         slots.append((entry.key, entry.shape, entry.dtype, same_place(entry)))
-    return ExpectedModel(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"), checkpoint, entries)
+    in_order = states(checkpoint, "order")
+    return ExpectedModel(
+        checkpoint.path, _slots(slots), row.at, in_order, checkpoint, entries, checkpoint.files
+    )
 
 
 def of_fitting(checkpoint: Checkpoint, target: ExpectedModel) -> ExpectedModel:
