@@ -10,6 +10,7 @@ import torch
 
 import ckptfix
 from ckptfix.errors import CkptfixError, Refused
+from ckptfix.names import rules
 from ckptfix.names.rules import NameRule, is_rule, renamed
 from ckptfix.ops.rename.run import read_rules
 
@@ -125,3 +126,23 @@ def test_bad_files_of_names(tmp_path: Path, text: str) -> None:
     with pytest.raises(CkptfixError) as caught:
         read_rules(str(path))
     assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("kept", [0, 2, rules.KEPT])
+def test_the_table_knows_the_rules_that_trying_each_one_finds(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What follows a component is kept up to a limit, and is the same for all components that lead to the same rules.
+    monkeypatch.setattr(rules, "KEPT", kept)
+    lines = [
+        NameRule("a.{n}.{*}", "1.{n}.{*}"),
+        NameRule("a.{n}.fc{m}.weight", "2.{n}.{m}"),
+        NameRule("a.3.{*}", "3.{*}"),
+        NameRule("a.{n}", "4.{n}"),
+        NameRule("{*}.norm.weight", "5.{*}"),
+        NameRule("a.b.c", "6"),
+    ]
+    names = [f"a.{n}.{end}" for n in (3, 4, 4, "x") for end in ("fc1.weight", "fc2.weight", "norm.weight", "fc.weight")]
+    names += ["a.3", "a.4", "a", "", "a.", "a.b.c", "a.b.c.d", "a.b"]
+    table = rules.RuleTable(lines)
+    for name in [*names, *names]:
+        tried = [rule for rule in lines if rule.apply(name) is not None]
+        assert [rule for rule in table.about(name) if rule.apply(name) is not None] == tried, name

@@ -12,7 +12,7 @@ from torch import Tensor
 import ckptfix
 from ckptfix.errors import Refused
 from ckptfix.ops.diff import content
-from ckptfix.ops.match import MatchResult
+from ckptfix.ops.match import MatchResult, find
 
 BLUNT = {"layers": "h", ".q.": ".zan.", ".k.": ".lor.", ".v.": ".mev.", ".o.": ".tus.", "norm": "kip"}
 
@@ -135,3 +135,13 @@ def test_found_rules_that_do_not_fit_name_the_file_and_what_to_do(tmp_path: Path
         ckptfix.match(tmp_path / "in.pth", tmp_path / "out.pth", tmp_path / "like.pth")
     assert caught.value.path == str(tmp_path / "in.pth") and caught.value.where is None
     assert "--rules FILE" in (caught.value.hint or "") and "| concat" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_the_tensors_of_the_target_are_not_held_once_values_are_compared(tmp_path: Path, suffix: str) -> None:
+    # Of a model with 100,000 tensors they need 100 MB, while names need most.
+    matched(tmp_path, weights(), renamed(weights()), suffix)
+    found = find(tmp_path / f"source.{suffix}", tmp_path / f"target.{suffix}")
+    assert {pair.why for pair in found.matching.pairs} == {"same values"}
+    assert found.target.checkpoint is None and not found.target.entries
+    assert [Path(file.path).name for file in found.target.files] == [f"target.{suffix}"]
