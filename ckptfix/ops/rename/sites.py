@@ -17,7 +17,7 @@ from ckptfix.findings.table import found
 from ckptfix.names import typed, wrappers
 from ckptfix.names.attributes import attributes_at, without_wrappers
 from ckptfix.names.regexes import Regex
-from ckptfix.names.rules import NameRule, is_rule
+from ckptfix.names.rules import NameRule, RuleTable, is_rule
 from ckptfix.names.wrappers import Rule
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import averages
@@ -242,7 +242,7 @@ def rename(
     compiled = [(_pattern(pattern, replacement), replacement) for pattern, replacement in subs]
     substituted: dict[str, str] = {}
     exact = dict(mapping or {})
-    rules = [NameRule(old, new) for old, new in exact.items() if is_rule(old)]
+    rules = RuleTable([NameRule(old, new) for old, new in exact.items() if is_rule(old)])
     used: set[str] = set()
 
     def substitute(names: Sequence[str]) -> None:
@@ -262,7 +262,7 @@ def rename(
         if name in exact:
             used.add(name)
             return exact[name]
-        for by_name in rules:
+        for by_name in rules.about(_below(name)):
             new = _by_rule(by_name, name)
             if new is not None:
                 used.add(by_name.old)
@@ -286,10 +286,15 @@ def rename(
 
 def _by_rule(rule: NameRule, name: str) -> str | None:
     """Apply `rule` to a name, or to a module's path with a trailing dot, for which ``{*}`` is anything below."""
+    below = rule.apply(_below(name))
     if not name.endswith("."):
-        return rule.apply(name)
-    below = rule.apply(name + "*")
+        return below
     return below.removesuffix("*") if below is not None and below.endswith(".*") else None
+
+
+def _below(name: str) -> str:
+    """Return a name as it is, and for a path with a trailing dot a name of something below it."""
+    return f"{name}*" if name.endswith(".") else name
 
 
 def _pattern(pattern: str, replacement: str) -> Regex:

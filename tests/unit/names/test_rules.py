@@ -146,3 +146,21 @@ def test_the_table_knows_the_rules_that_trying_each_one_finds(kept: int, monkeyp
     for name in [*names, *names]:
         tried = [rule for rule in lines if rule.apply(name) is not None]
         assert [rule for rule in table.about(name) if rule.apply(name) is not None] == tried, name
+
+
+def test_many_rules_are_not_all_tried_on_each_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 300
+    state = {f"blocks.{number}.norm.weight": torch.zeros(1) for number in range(count)}
+    torch.save(state, tmp_path / "in.pth")
+    apply, tried = NameRule.apply, 0
+
+    def counted(rule: NameRule, name: str) -> str | None:
+        nonlocal tried
+        tried += 1
+        return apply(rule, name)
+
+    monkeypatch.setattr(NameRule, "apply", counted)
+    mapping = {f"blocks.{number}.{{*}}": f"layers.{number}.{{*}}" for number in range(count)}
+    done = ckptfix.rename(tmp_path / "in.pth", tmp_path / "out.pth", mapping=mapping)
+    assert len(done.changes) == count
+    assert tried < 20 * count
