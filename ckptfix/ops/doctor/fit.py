@@ -7,7 +7,7 @@ Keys are paired as `load_into` pairs them: unchanged, without wrapper components
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 
@@ -362,9 +362,11 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
         old, new = next(iter(spelled.items()))
         yield found("other-spelling", f"{len(spelled):,} keys differ in spelling: {old}, there {new}", where=old)
     over = [slot for slot in over if slot.name not in spelled]
-    missing = [slot for slot in missing if slot.name not in set(spelled.values())]
+    respelled = set(spelled.values())
+    missing = [slot for slot in missing if slot.name not in respelled]
     optional = {slot.name for slot in (*missing, *over) if no_weights.optional(slot)}
-    tied = {slot.name for slot in missing if _tied(slot, have, wanted, found_names)} - optional
+    ties = {slot.tied for name, slot in wanted.items() if name in found_names}
+    tied = {slot.name for slot in missing if _tied(slot, have, found_names, ties)} - optional
     lacking = [slot.name for slot in missing if slot.name not in optional | tied]
     left = [slot.name for slot in over if slot.name not in optional]
     fused = no_weights.fused(lacking, left)
@@ -381,11 +383,15 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
             yield found(id, "; ".join(part for part in said if part), where=names[0])
 
 
-def _tied(slot: Slot, have: dict[str, Slot], wanted: dict[str, Slot], found_names: dict[str, str]) -> bool:
-    """Return whether the model ties `slot` to a tensor that is present, or an output head has an embedding's shape."""
+def _tied(slot: Slot, have: dict[str, Slot], found_names: dict[str, str], ties: Set[str | None]) -> bool:
+    """Return whether the model ties `slot` to a tensor that is present, or an output head has an embedding's shape.
+
+    Args:
+        ties: the first names of the tensors that are present under a further name.
+    """
     if slot.tied is not None:
         return slot.tied in found_names
-    if any(other.tied == slot.name and name in found_names for name, other in wanted.items()):
+    if slot.name in ties:
         return True
     alike = (name for name, other in have.items() if other.shape == slot.shape)
     return is_output_layer(slot.name) and any("embed" in name or "wte" in name for name in alike)
