@@ -192,7 +192,7 @@ class _Node:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """What is known of a name after some of its components.
+    """Rules that may still apply to a name after some of its components.
 
     Attributes:
         nodes: the rules that may go on.
