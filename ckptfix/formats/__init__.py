@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from importlib import import_module
 from typing import NamedTuple
@@ -355,5 +357,41 @@ def open_as(name: str, format: Format) -> Checkpoint:
     if format.folder:
         return format.read(name)
     with open_source(name) as source:
+        kept = _kept.get()
+        if kept is not None and not is_place(name):
+            # Two planned files may have equal names. After a command was planned, the next step reads its output.
+            kept.clear()
+            kept = None
+        before = None if kept is None else kept.get((source.name, format.name))
+        if before is not None and before.files[0].stamp.same(source.now()):
+            return before
         checkpoint = format.read(source.name)
-        return checkpoint if checkpoint.files else replace(checkpoint, files=(FileVersion(source.name, source.mark),))
+        if not checkpoint.files:
+            checkpoint = replace(checkpoint, files=(FileVersion(source.name, source.mark),))
+        if kept is not None and [file.path for file in checkpoint.files] == [source.name]:
+            while len(kept) >= MOST_KEPT:
+                del kept[next(iter(kept))]
+            kept[source.name, format.name] = checkpoint
+        return checkpoint
+
+
+MOST_KEPT = 2
+"""The most checkpoints that `reads_once` keeps."""
+
+_kept: ContextVar[dict[tuple[str, str], Checkpoint] | None] = ContextVar("checkpoints that are kept", default=None)
+
+
+@contextmanager
+def reads_once() -> Iterator[None]:
+    """Read a file only once inside, until it changes; decorate a function that reads one file in several steps.
+
+    A checkpoint never changes: an edit makes new nodes, entries and plans. Only the last few files are kept.
+    """
+    if _kept.get() is not None:
+        yield
+        return
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)

@@ -489,6 +489,8 @@ def _stated_shapes(top: Mapping[str, Item]) -> Iterator[tuple[str, tuple[int, ..
 
 def _of_tensors(checkpoint: Checkpoint, parts: PickledObject, at: str | None) -> RankShard | None:
     """Return the first tensor of the checked state dicts that the pickle describes as a part."""
+    if not parts.found.tensors.any_other_than_plain(or_named=is_flat):
+        return None
     # Only these can be parts; the other tensors, possibly very many, need not become nodes.
     rows = [entry for entry in checkpoint.entries if entry.kind == "wrapper" or is_flat(entry.key)]
     if not rows:

@@ -129,6 +129,8 @@ class RebuiltArchive:
         self._sums: dict[tuple[int, int, int, int], int | None] = {}
         self._left = MOST_SUMMED * reader.size + (1 << 20)
         self._rows_at = sorted(self.rows)
+        self._intact: dict[int, Salvaged] = {}
+        self._before: tuple[list[Salvaged], list[Damaged], Rebuilt] | None = None
         self.checksums = any(self._stated())
 
     def _stated(self) -> Iterator[int]:
@@ -151,16 +153,27 @@ class RebuiltArchive:
                 if header >= self.reader.size and header in self.rows:
                     damaged.append(Damaged(self.rows[header].name, header, "cut", "the file ends before it"))
                 continue
+            known = self._intact.get(header)
+            if known is not None and known.name and expected(known.name) in (None, known.size):
+                # The first description that agrees with the bytes has this size: it is the first of this size, too.
+                whole.append(known)
+                position = known.end
+                continue
             name, sure = self._name(header)
             found = self._whole(header, name, expected(name))
             if isinstance(found, Salvaged):
-                whole.append(found if sure else found._replace(name=""))
+                found = self._intact[header] = found if sure else found._replace(name="")
+                whole.append(found)
                 position = found.end
             else:
                 damaged.append(Damaged(name, header, found.kind, found.reason))
                 position = found.follows
+        before = self._before
+        if before is not None and before[:2] == (whole, damaged) and all(record.name for record in whole):
+            return before[2]
+        faults = list(damaged)
         records, twice = _each_once(list(self._settled(whole, damaged, expected)), self.rows)
-        return Rebuilt(
+        rebuilt = Rebuilt(
             records,
             (*damaged, *twice),
             bool(self.rows),
@@ -169,6 +182,8 @@ class RebuiltArchive:
             max((record.end for record in whole), default=0),
             self.unread,
         )
+        self._before = whole, faults, rebuilt
+        return rebuilt
 
     def _misread(self, records: Iterable[Salvaged]) -> Iterator[str]:
         """Yield the names for which the directory, followed literally as torch does, leads to other bytes."""

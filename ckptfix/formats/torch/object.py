@@ -103,6 +103,12 @@ class TensorNodes:
                 at, rows = part
                 yield from ((at, name, made) for name, made in zip(rows.names(), rows.unmade(), strict=True))
 
+    def any_other_than_plain(self, or_named: Callable[[str], bool]) -> bool:
+        """Return whether a tensor is more than a folded call, or has a key that `or_named` accepts; no node is made."""
+        return any(
+            or_named(key) or not (isinstance(made, Alone) or _is_alone(made)) for _, key, made in self.unmade()
+        )
+
 
 @dataclass(slots=True)
 class TorchObject:

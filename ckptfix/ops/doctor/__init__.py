@@ -11,6 +11,7 @@ from ckptfix.arguments import LIVE, Model, checks_types, takes_model
 from ckptfix.errors import StrPath, file_name
 from ckptfix.findings.row import FindingKind
 from ckptfix.findings.table import ENTRIES
+from ckptfix.formats import reads_once
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.doctor import examine
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @takes_model
 @gc_paused
 @shares_open_files()
+@reads_once()
 def doctor(
     path: StrPath,
     *,

@@ -60,6 +60,7 @@ class FixResult(Result):
 @takes_model
 @gc_paused
 @shares_open_files()
+@formats.reads_once()
 def fix(
     source: StrPath,
     dest: StrPath | None = None,

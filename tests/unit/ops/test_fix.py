@@ -6,8 +6,10 @@ import argparse
 import ast
 import importlib
 import json
+import os
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from inspect import signature
 from pathlib import Path
@@ -20,14 +22,20 @@ from builders import safetensors, written
 from forks import MAIN, Forks
 
 import ckptfix
-from ckptfix.checkpoint import Plan
+from ckptfix import formats
+from ckptfix.checkpoint import Checkpoint, Plan
 from ckptfix.cli import commands
 from ckptfix.command_table import STEPS
 from ckptfix.errors import CkptfixError, Refused, WouldOverwrite
 from ckptfix.findings.steps import Step
 from ckptfix.findings.table import ENTRIES
+from ckptfix.formats import FORMATS
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io import write as io_write
+from ckptfix.io.source import shares_open_files
 from ckptfix.ops import chain
+from ckptfix.pickles.reemit import reemit
 
 
 def model() -> torch.nn.Module:
@@ -76,6 +84,47 @@ def test_everything_is_fixed_in_one_copy(broken: Path, tmp_path: Path, monkeypat
     assert zipfile.ZipFile(tmp_path / "out.pth").testzip() is None
     assert (result.account.tensors, result.account.written, result.account.lost) == (7, 7, ())
     assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("verb", ["doctor", "fix"])
+def test_a_file_is_read_once_and_no_step_changes_what_was_read(
+    verb: str, broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All commands that a diagnosis proposes get the checkpoint that was examined."""
+    read: list[Checkpoint] = []
+
+    def counted(path: str) -> Checkpoint:
+        if Path(path) == broken:
+            read.append(torch_zip.read(path))
+        return read[-1] if Path(path) == broken else torch_zip.read(path)
+
+    monkeypatch.setitem(FORMATS, "zip", replace(torch_zip.FORMAT, read=counted))
+    commands = [line.step.command for line in ckptfix.doctor(broken).chain]
+    assert len(commands) > 1
+    read.clear()
+    if verb == "fix":
+        assert len(ckptfix.fix(broken, tmp_path / "out.pth").steps) > 1
+    else:
+        ckptfix.doctor(broken)
+    assert len(read) == 1
+    whole, anew = (pickled_object(one).graph for one in (read[0], torch_zip.read(str(broken))))
+    assert reemit(whole).pickle == reemit(anew).pickle
+    assert read[0].entries == torch_zip.read(str(broken)).entries
+
+
+def test_a_file_that_changes_between_two_reads_is_read_again(broken: Path, tmp_path: Path) -> None:
+    with formats.reads_once(), shares_open_files():
+        first = formats.open_checkpoint(broken)
+        assert formats.open_checkpoint(broken) is first
+        os.utime(broken, ns=(1, 1))
+        second = formats.open_checkpoint(broken)
+        assert second is not first
+        others = [tmp_path / f"{number}.pth" for number in range(formats.MOST_KEPT)]
+        for other in others:
+            torch.save({"w": torch.ones(1)}, other)
+            formats.open_checkpoint(other)
+        assert formats.open_checkpoint(broken) is not second, "only the last ones are kept"
+    assert formats.open_checkpoint(others[0]) is not formats.open_checkpoint(others[0])
 
 
 def test_the_result_is_that_of_the_commands_one_by_one(program: Forks, broken: Path, tmp_path: Path) -> None:

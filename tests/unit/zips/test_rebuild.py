@@ -278,6 +278,22 @@ def test_a_size_that_is_a_lie_costs_no_other_record(tmp_path: Path) -> None:
     assert {record.name for record in found.records} == CONTENT.keys() - {"archive/data/0"}
 
 
+def test_a_second_rebuild_with_sizes_is_that_of_a_file_read_anew(tmp_path: Path) -> None:
+    """Records that the first one found intact are not examined again."""
+    random_ = random.Random(7)
+    for number in range(40):
+        data = bytearray(build_zip(RECORDS) + (build_zip(RECORDS[1:]) if number % 4 == 0 else b""))
+        for _ in range(number % 5):
+            data[random_.randrange(len(data))] ^= 1 << random_.randrange(8)
+        del data[len(data) - random_.choice([0, 0, 30, 400]) :]
+        sizes = {name: len(content) + random_.choice([0, 0, 0, 1, -1]) for name, content in CONTENT.items() if content}
+        with open_source(written(tmp_path / f"{number}.zip", bytes(data))) as reader:
+            archive = RebuiltArchive(reader)
+            first, again, other = archive.rebuild(), archive.rebuild(), archive.rebuild(sizes.get)
+            assert again == first == RebuiltArchive(reader).rebuild()
+            assert other == RebuiltArchive(reader).rebuild(sizes.get), number
+
+
 @pytest.mark.parametrize("seekable", [False, True])
 def test_what_was_cut_says_how_much_of_it_is_left(seekable: bool, tmp_path: Path) -> None:
     whole = python_zip(zipfile.ZIP_STORED, seekable=seekable, zip64=False)
