@@ -10,8 +10,8 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -286,6 +286,34 @@ def block_signals(numbers: Iterable[int]) -> Collection[int] | None:
     if not hasattr(signal, "pthread_sigmask"):
         return None
     return {*signal.pthread_sigmask(signal.SIG_BLOCK, numbers)}
+
+
+@contextmanager
+def repeated_signals(kind: type[SystemExit], forget: Callable[[], None]) -> Iterator[None]:
+    """Send a signal again if its exception was dropped.
+
+    No exception leaves a finalizer or a callback of the garbage collector or of imports: Python prints it and goes on.
+
+    Args:
+        kind: what the handlers raise; its code is 128 + the number of the signal.
+        forget: is called before, so that the handler raises once more.
+    """
+
+    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        error = unraisable.exc_value
+        if isinstance(error, kind) and isinstance(error.code, int):
+            from threading import Timer
+
+            forget()
+            Timer(0.01, os.kill, (os.getpid(), error.code - 128)).start()
+        else:
+            shown(unraisable)
+
+    shown, sys.unraisablehook = sys.unraisablehook, dropped
+    try:
+        yield
+    finally:
+        sys.unraisablehook = shown
 
 
 def restore_signals(mask: Collection[int] | None) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -304,23 +303,21 @@ def _serve(connection: Connection, watched: bool, hidden: dict[str, str]) -> Non
             stopped = True
             raise _Ended(128 + number)
 
-    def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
+    def forget() -> None:
         nonlocal stopped
-        if isinstance(unraisable.exc_value, _Ended):
-            # The signal came in a callback, such as those of imports, which no exception leaves: send it again.
-            stopped = False
-            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        else:
-            shown(unraisable)
+        stopped = False
 
-    shown, sys.unraisablehook = sys.unraisablehook, swallowed
     signal.signal(signal.SIGTERM, end)
     for number in _BLOCKED:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     share(hidden)
     quiet = Undisturbed()
-    with contextlib.suppress(_Ended, EOFError, OSError), recorded() as written:
+    with (
+        contextlib.suppress(_Ended, EOFError, OSError),
+        platform.repeated_signals(_Ended, forget),
+        recorded() as written,
+    ):
         try:
             while (work := connection.recv()) is not None:
                 call, task = work

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -163,15 +162,17 @@ import pathlib, sys, time
 from ckptfix.ops import rename
 from ckptfix.cli import commands
 
-mark, cleanup = sys.argv[1:]
+(mark,) = sys.argv[1:]
 
 def slow(*arguments, **options):
     try:
         print("begun", flush=True)
-        for _ in range(300):
-            time.sleep(0.1)  # a signal just before one long sleep would not end it
+        for _ in range(3000):
+            time.sleep(0.01)  # a signal just before one long sleep would not end it
     finally:
-        time.sleep(float(cleanup))
+        print("cleaning", flush=True)
+        for line in sys.stdin:  # until nothing more comes, whatever signals come
+            pass
         pathlib.Path(mark).write_text("cleaned")
 
 rename.strip_module = slow
@@ -179,16 +180,22 @@ commands.main(["strip-module", "in", "out"])
 """
 
 
-def interrupted(tmp_path: Path, *numbers: signal.Signals, cleanup: float = 0.0) -> tuple[int, str, bool]:
-    """Exit code, stderr, and whether the cleanup of a command ran to its end that got these signals."""
+def interrupted(tmp_path: Path, *numbers: signal.Signals) -> tuple[int, str, bool]:
+    """Exit code, stderr, and whether the cleanup of a command ran to its end that got these signals.
+
+    All but the first come while it cleans up.
+    """
     mark = tmp_path / "mark"
-    command = [sys.executable, "-c", SLOW, str(mark), str(cleanup)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(mark)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
         assert child.stdout is not None
         assert child.stdout.readline() == "begun\n"
-        for number in numbers:
+        child.send_signal(numbers[0])
+        assert child.stdout.readline() == "cleaning\n"
+        for number in numbers[1:]:
             child.send_signal(number)
-            time.sleep(0.2)
         _, err = child.communicate(timeout=120)
         return child.returncode, err, mark.exists()
 
@@ -201,8 +208,34 @@ def test_a_signal_cleans_up_and_exits_with_its_number(tmp_path: Path, number: si
 
 @pytest.mark.slow
 def test_a_second_signal_does_not_cut_the_cleanup_short(tmp_path: Path) -> None:
-    code, err, cleaned = interrupted(tmp_path, signal.SIGTERM, signal.SIGINT, signal.SIGTERM, cleanup=1.0)
+    code, err, cleaned = interrupted(tmp_path, signal.SIGTERM, signal.SIGINT, signal.SIGTERM)
     assert (code, err, cleaned) == (128 + signal.SIGTERM, "stopped by SIGTERM\n", True)
+
+
+DROPPED = """
+import os, signal, time, weakref
+from ckptfix.ops import rename
+from ckptfix.cli import commands
+
+class Any: pass
+
+def slow(*arguments, **options):
+    one = Any()
+    held = weakref.ref(one, lambda _: [os.kill(os.getpid(), signal.SIGTERM), *range(1000)])
+    del one
+    for _ in range(3000):
+        time.sleep(0.01)
+
+rename.strip_module = slow
+commands.main(["strip-module", "in", "out"])
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_in_a_callback_is_not_lost() -> None:
+    """No exception leaves the callback: the signal is sent again."""
+    done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")
 
 
 def test_a_signal_ignored_at_the_start_stays_ignored() -> None:

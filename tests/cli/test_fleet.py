@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import signal
@@ -391,11 +392,11 @@ class Later:
         self.failures = failures
 
     def submit(self, call: Callable[[Any], Any], task: Any) -> Any:
-        executor, made = self, time.monotonic()
+        executor, asked = self, itertools.count()
 
         class Asked:
             def done(self) -> bool:
-                return time.monotonic() > made + 0.01
+                return next(asked) > 2
 
             def result(self) -> Any:
                 if executor.failures:

@@ -130,7 +130,7 @@ def test_a_process_that_dies_is_a_line_of_json(odd: Callable[..., Batch]) -> Non
 
 
 def test_faults_and_order_in_one_process(odd: Callable[..., Batch]) -> None:
-    names = ["slow", "one", "fault", "x"]
+    names = ["y", "one", "fault", "x"]
     with CliRunner().isolation():
         assert run(odd(names, 1), Console()) == TROUBLE
     assert Names.seen == [*zip(names, [0, 1, TROUBLE, 0], strict=True), ("end", 4)]

@@ -103,16 +103,17 @@ def test_odd_totals(total: int) -> None:
 
 
 SCRIPT = """
-import time
 from ckptfix.ops import rename
 from ckptfix.errors import CkptfixError
 from ckptfix.cli import commands
+from ckptfix.cli.shared import progress as shown
+
+shown.PATIENCE = shown.INTERVAL = 0
 
 def slow(source, dest, *, progress, **options):
     if progress is None:
         print("no progress")
     for step in range(8):
-        time.sleep(0.25)
         if progress:
             progress((step + 1) * 10**9, 8 * 10**9)
     raise CkptfixError("the end")
@@ -123,7 +124,7 @@ commands.main(["unwrap", "in", "out", *ARGUMENTS])
 
 
 def on_terminal(*arguments: str) -> str:
-    """What a terminal gets on stderr from a command that takes 2 s."""
+    """What a terminal gets on stderr from a command that tells how far it is."""
     script = SCRIPT.replace("ARGUMENTS", repr(arguments))
     with real_terminal() as ours:
         done = subprocess.run([sys.executable, "-c", script], stdout=ours.fd, stderr=ours.fd, timeout=120, check=False)

