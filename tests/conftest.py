@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -15,7 +16,8 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 import pytest
@@ -50,8 +52,10 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-QUICK_CASES = 12
+QUICK_CASES = 8
 """So many cases of a test are quick, drawn from all of them; the others are slow."""
+MOST_CASES = 16
+"""So many cases of a test run in make test, unless ``sampled(N)`` says otherwise; the others in make test-all."""
 QUICK_EXAMPLES = 10
 """So many examples hypothesis makes where the slow tests are left out."""
 
@@ -69,21 +73,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark most cases of a test with many as slow, and those that ``sampled(N)`` leaves out as a campaign.
+    """Mark most cases of a test with many as slow or as a campaign.
 
-    Where no ``-m`` asks for them, two thirds of the latter are left to long runs.
+    Where no ``-m`` asks for them, two thirds of what ``sampled(N)`` leaves out are left to long runs.
     """
     long: set[pytest.Item] = set()
     for _, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
         cases = list(group)
         sampled = cases[0].get_closest_marker("sampled")
-        count, quick = _sizes(*sampled.args, **sampled.kwargs) if sampled else _sizes()
-        drawn = _drawn(cases, len(cases) if count is None else count, quick)
+        if sampled is None:
+            cases = [item for item in cases if not item.get_closest_marker("campaign")]
+        sizes = _sizes(*sampled.args, **sampled.kwargs) if sampled else _sizes()
+        drawn = _drawn(cases, max(sizes.test_all, sizes.test), sizes.quick)
         left = sorted(set(cases) - set(drawn), key=_by_name)
-        for item in left:
-            item.add_marker(pytest.mark.campaign)
         long.update(item for number, item in enumerate(left) if number % 3)
-        for item in drawn[quick:]:
+        for item in (*drawn[sizes.test :], *left):
+            item.add_marker(pytest.mark.campaign)
+            item.add_marker(pytest.mark.sampled)  # so that mutants of the code meet all cases
+        for item in drawn[sizes.quick : sizes.test]:
             item.add_marker(pytest.mark.slow)
     if long and not LONG and not config.getoption("markexpr"):
         config.hook.pytest_deselected(items=[item for item in items if item in long])
@@ -103,13 +110,21 @@ def _plain(value: object) -> object:
     return (type(value), value) if isinstance(value, str | int | None) else id(value)
 
 
-def _sizes(count: int | None = None, *, quick: int = QUICK_CASES) -> tuple[int | None, int]:
-    """Return how many cases of a test are no campaign, and how many are quick."""
-    return count, quick
+class _Sizes(NamedTuple):
+    """How many cases of a test run in make quick, in make test and in test-all."""
+
+    quick: int
+    test: int
+    test_all: int
+
+
+def _sizes(test: int | None = None, *, quick: int = QUICK_CASES, test_all: int | None = None) -> _Sizes:
+    """Return what the arguments of ``sampled`` say, and what goes for a test without it."""
+    return _Sizes(quick, MOST_CASES if test is None else test, (test or sys.maxsize) if test_all is None else test_all)
 
 
 def _drawn(cases: Sequence[pytest.Item], count: int, quick: int) -> list[pytest.Item]:
-    """Return `count` cases of a test, always the same ones, in no regular pattern of the parameters.
+    """Return at most `count` cases of a test, always the same ones, in no regular pattern of the parameters.
 
     The first ones have every value of every parameter, if there are not more values than `count`.
     """
@@ -219,6 +234,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def _left_out(config: pytest.Config) -> set[str]:
+    """Return the marks whose tests ``-m "not MARK and not MARK"`` leaves out."""
+    parts = str(config.getoption("markexpr")).split(" and ")
+    return {part.removeprefix("not ") for part in parts if part.startswith("not ") and " or " not in part}
+
+
 WHOLE = re.compile(r"^pytestmark = .*?\bmark\.(\w+)", re.MULTILINE)
 
 
@@ -227,8 +248,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not collection_path.match("test_*.py"):
         return None
     whole = WHOLE.search(collection_path.read_text(encoding="utf-8"))
-    left_out = str(config.getoption("markexpr")).split(" and ")
-    return True if whole and f"not {whole[1]}" in left_out else None
+    return True if whole and whole[1] in _left_out(config) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """A test that ``-m "not MARK"`` leaves out is not made, nor any of its cases."""
+    if not (name.lower().startswith("test") and isinstance(obj, FunctionType | type)):
+        return None
+    own = {mark.name for mark in vars(obj).get("pytestmark", ())}
+    return None if own.isdisjoint(_left_out(collector.config)) else []
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
