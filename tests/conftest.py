@@ -54,7 +54,7 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
 
 QUICK_CASES = 8
 """So many cases of a test are quick, drawn from all of them; the others are slow."""
-MOST_CASES = 16
+MOST_CASES = 12
 """So many cases of a test run in make test, unless ``sampled(N)`` says otherwise; the others in make test-all."""
 QUICK_EXAMPLES = 10
 """So many examples hypothesis makes where the slow tests are left out."""

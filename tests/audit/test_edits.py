@@ -157,6 +157,7 @@ def test_other_records_are_seen(tmp_path: Path, change: str) -> None:
     assert not keeps_all(open_checkpoint(path), plan)
 
 
+@pytest.mark.slow
 def test_what_is_said_of_two_pickles_alone_is_what_their_objects_say(tmp_path: Path) -> None:
     """Of streams with a changed byte: where they are called the same, the objects that they make are."""
     path = saved(tmp_path / "in.pth")

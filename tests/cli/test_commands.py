@@ -19,6 +19,8 @@ import ckptfix
 from ckptfix.cli import commands
 from ckptfix.command_table import COMMANDS
 
+pytestmark = pytest.mark.sampled(1_000)  # each row is a rule of its own
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -120,6 +120,7 @@ def check(folder: Folder, kind: str, verb: str, suffix: str, out: Path) -> None:
     assert not [path for path in out.parent.iterdir() if ".ckptfix" in path.name]
 
 
+@pytest.mark.sampled(8, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_command_takes_it(folder: Folder, kind: str, tmp_path: Path) -> None:
@@ -149,6 +150,7 @@ def _chain(source: Path, folder: Path, suffix: str) -> Path:
     return folder / f"3{suffix}"
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("kind", ["deepspeed", "ranks", "lightning", "torchscript", "dcp", "hf", "gz", "whole_module"])
 def test_convert_makes_what_the_commands_make(folder: Folder, kind: str, tmp_path: Path) -> None:
     source = folder.source(kind)
@@ -298,6 +300,7 @@ TARGETS = {"zip": ".pth", "legacy": ".pth", "safetensors": ".safetensors", "hf":
 """Format -> the suffix of an output in a folder of outputs. Those of ranks (megatron, meta) need a model's own keys."""
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_a_folder_keeps_its_name_in_a_folder_of_outputs(kind: str, folder: Folder, tmp_path: Path) -> None:
     """The digits after a dot are no suffix: run-1.5 and run-1.6 would be one file."""
@@ -331,6 +334,7 @@ def test_a_name_beside_a_folder_begins_with_its_name(kind: str, folder: Folder, 
             assert beside.startswith("run-1.5.") and beside.endswith(name.removeprefix("run-1.5") or format.name)
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_repair_does_not_advise_repair(kind: str, folder: Folder, tmp_path: Path) -> None:
     """The readers of many formats advise it for a file that is cut short; `repair` reads with them too."""

@@ -108,7 +108,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(48, quick=3)
 @pytest.mark.parametrize("columns", (60, 80, 100, 200))
 @pytest.mark.parametrize("line", REPORTS)
 def test_every_report_fits(

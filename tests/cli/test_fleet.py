@@ -176,6 +176,7 @@ def test_folders_keep_their_folders(planned: Fleet, inputs: Path) -> None:
     assert rows(planned("runs", "--", "to-cpu", "--out-dir", "out", "-r")) == found
 
 
+@pytest.mark.slow
 def test_a_plan_is_done_and_the_same_again_does_nothing(cli: Cli, planned: Fleet, inputs: Path) -> None:
     plan = planned("in/*.pth", "--", "to-cpu", "--out-dir", "out")
     done = cli("fleet", "run", plan, "--jobs", "2", "--json")

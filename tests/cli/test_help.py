@@ -23,6 +23,8 @@ from ckptfix.cli.help import plain
 from ckptfix.command_table import COMMANDS
 from ckptfix.docs import TOPICS, page
 
+pytestmark = pytest.mark.sampled(1_000)  # each row is a rule of its own
+
 
 def loaded(name: str) -> click.Command | None:
     return commands.get_command(click.Context(commands), name)

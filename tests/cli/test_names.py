@@ -92,6 +92,7 @@ def titan(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     return {"model": state, "model_args": {"dim": 8, "n_heads": 4, "n_kv_heads": 2}}
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("states", [megatron, lightning, titan])
 @pytest.mark.parametrize("packed", ["gzip", "zip"])
 def test_heads_in_a_packed_file(
@@ -145,6 +146,7 @@ def test_heads_of_a_torch_dist_folder(cli: Cli, llama: Path, tmp_path: Path) -> 
     assert ckptfix.diff(llama, tmp_path / "hf.safetensors").same
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("states", [config, params, megatron, lightning, titan])
 def test_heads_are_found(states: Callable[[Path, dict[str, Any]], dict[str, Any]], llama: Path, tmp_path: Path) -> None:
     torch.save(states(llama.parent, torch.load(llama, weights_only=True)), llama)
@@ -255,6 +257,7 @@ EXPERTS = {
 """A layer of Mixtral with two experts, as its files have them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["hf:transformers5", "transformers5:hf"])
 def test_doctor_shows_the_table_that_makes_the_missing_keys(cli: Cli, tmp_path: Path, names: str) -> None:
     """transformers 5 holds all experts in one tensor. The message alone shows it, and the command does what it says."""

@@ -18,6 +18,8 @@ from ckptfix.checkpoint import TensorEntry
 from ckptfix.io.derived import gathered
 from ckptfix.io.read import read_chunks
 
+pytestmark = pytest.mark.sampled(1_000)  # each row is a rule of its own
+
 FOLDER = ROOT / "fixtures"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".pth", ".safetensors"))
 

@@ -150,6 +150,7 @@ def data_files(source: Path) -> list[Path]:
     return sorted(path for path in source.iterdir() if path.suffix in (".bin", ".pth", ".safetensors", ".distcp"))
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_found_and_the_rest_is_saved(name: str, source: Path, tmp_path: Path, damage: str) -> None:
     """A file that is longer may be whole: of that, only no value may be another."""
@@ -173,6 +174,7 @@ def test_damage_is_found_and_the_rest_is_saved(name: str, source: Path, tmp_path
         assert_same_state(ckptfix.load_state_dict(tmp_path / "filled", strip=None), state())
 
 
+@pytest.mark.sampled(quick=2)
 def test_its_index_may_be_anything(name: str, source: Path) -> None:
     if name == "pair":  # its reader trusts its index
         return

@@ -11,6 +11,8 @@ from docs.pages import ALL, FOLDER, PAGES, ROOT
 
 from ckptfix.docs import TOPICS, page
 
+pytestmark = pytest.mark.sampled(1_000)  # each row is a rule of its own
+
 COLUMNS = 80
 
 

@@ -15,6 +15,8 @@ import pytest
 from docs.pages import ROOT
 from docs.test_pages import links
 
+pytestmark = pytest.mark.sampled(1_000)  # each row is a rule of its own
+
 SITE: dict[str, Any] = runpy.run_path(str(ROOT / ".github/site.py"))
 PLACES: dict[PurePosixPath, str] = SITE["sources"]()
 PAGES = {source: place for source, place in PLACES.items() if source.suffix == ".md"}

@@ -103,6 +103,7 @@ def able(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     return codes
 
 
+@pytest.mark.sampled(4, test_all=10_000)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("before", [None, OLD], ids=["new", "replaced"])
 def test_a_fault_of_the_disk(

@@ -62,6 +62,7 @@ def test_an_edit_that_leaves_out_a_step_is_found_out(
     assert len(wrong) >= (len(every) if left_out == "create" else 8), wrong
 
 
+@pytest.mark.sampled(4, test_all=10_000)
 @pytest.mark.parametrize("fault", NUMBERS)
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("back", [False, True], ids=["edit", "undo"])

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("_testcapi", reason="this interpreter cannot be refused memory")
 
 
+@pytest.mark.sampled(1, test_all=10_000)
 @pytest.mark.parametrize("name", ["replace", "several keep"])
 def test_a_request_that_gets_nothing(tmp_path: Path, name: str) -> None:
     ends, wrong = requests(tmp_path, name, range(0, 1200, 24), 1)

@@ -103,6 +103,7 @@ def run(folder: Path, seed: int, count: int) -> int:
     return done
 
 
+@pytest.mark.slow
 def test_adapters_that_no_library_writes(tmp_path: Path) -> None:
     assert run(tmp_path, 0, 60) > 60
 

@@ -61,6 +61,7 @@ def run(kind: str, numbers: range, folder: Path) -> int:
 every = pytest.mark.parametrize("kind", KINDS)
 
 
+@pytest.mark.sampled(quick=1)
 @every
 def test_the_file_is_sound(kind: str, tmp_path: Path) -> None:
     path = write(contents(kind), tmp_path) / f"in{KINDS[kind]}"
@@ -69,6 +70,7 @@ def test_the_file_is_sound(kind: str, tmp_path: Path) -> None:
     assert len(ckptfix.load_state_dict(tmp_path / "out.safetensors")) == 3
 
 
+@pytest.mark.sampled(4, test_all=10_000)
 @pytest.mark.slow
 @every
 def test_few_mutants(kind: str, tmp_path: Path) -> None:

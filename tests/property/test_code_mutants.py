@@ -63,6 +63,7 @@ def test_the_changed_code_takes_the_place_of_the_old(tmp_path: Path) -> None:
     assert sorted(map(str, ends)) == sorted(map(str, [*changed, *[[1, 2, 3]] * 4]))
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_the_same_mutants_are_drawn_and_each_can_be_made() -> None:
     chosen = drawn(PACKAGE, 60)
@@ -71,6 +72,7 @@ def test_the_same_mutants_are_drawn_and_each_can_be_made() -> None:
     assert all(code_of(PACKAGE, mutant).co_qualname == mutant.function for mutant in chosen)
 
 
+@pytest.mark.slow
 def test_a_reason_is_given_for_mutants_that_there_are() -> None:
     files = sorted({what.partition(":")[0] for what in EQUIVALENT})
     every = {mutant.what for mutant in drawn(PACKAGE, 1_000_000, files)}

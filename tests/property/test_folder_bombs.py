@@ -103,6 +103,7 @@ LONG_ONES = ("deep lists", "deep tuples", "deep dicts", "marks", "a memo", "no e
 """The largest bombs: a torch zip is read by the same machine as `.metadata`."""
 
 
+@pytest.mark.sampled(1, test_all=10_000)
 @pytest.mark.parametrize(("make", "names"), [
     pytest.param(of_metadata, tuple(BOMBS), id="metadata"),
     pytest.param(of_zero, tuple(name for name in BOMBS if name not in LONG_ONES), id="zero"),

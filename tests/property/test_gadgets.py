@@ -57,7 +57,7 @@ def left(verb: str, path: Path, gadget: str) -> str:
     return f"{name} is in the output, exit code {result.exit_code}"
 
 
-@pytest.mark.sampled(42)
+@pytest.mark.sampled(12, quick=3, test_all=42)
 @pytest.mark.parametrize(("kind", "container", "gadget"), CASES, ids=map("-".join, CASES))
 def test_no_place_keeps_it(kind: str, container: str, gadget: str, tmp_path: Path) -> None:
     source = KINDS[kind].save(tmp_path / "source.pth", container)

@@ -116,7 +116,7 @@ def outcome(verb: Callable[[Path, Path], Account], source: Path, out: Path) -> t
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2, test_all=4)
 @pytest.mark.parametrize("seed", range(8))
 def test_edits_write_what_they_write_node_by_node(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pick = random.Random(seed)

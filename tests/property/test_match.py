@@ -133,6 +133,7 @@ def test_learned_rules_of_names_that_look_like_rules_are_no_rules() -> None:
     assert renamed(names, learn(names, list(names))) == {"e.0": "f.0"}
 
 
+@pytest.mark.sampled(2, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [
     *((kind, 2000) for kind in ("words", "numbers", "moved", "experts")),

@@ -32,6 +32,7 @@ FOUND = (11027, 16938, 24148, 85754, 87105, 88993, 89226, 95532, 96610, 98719, 9
 """Seeds of models of which a complete answer, or a certain pair, was wrong once."""
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("seed", FOUND)
 def test_nothing_certain_is_wrong(seed: int) -> None:
     assert not answered([seed]).pairs[False]

@@ -221,7 +221,7 @@ def wrongs(obj: Any, folder: Path, zipped: bool) -> list[str]:
     return found
 
 
-@pytest.mark.sampled(12, quick=2)
+@pytest.mark.sampled(6, quick=2, test_all=12)
 @pytest.mark.parametrize("seed", range(2000 if LONG else 40))
 def test_what_looks_alike_is_told_apart(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
@@ -268,7 +268,7 @@ def _attributed() -> Any:
     return made
 
 
-@pytest.mark.sampled(14, quick=3)
+@pytest.mark.sampled(6, quick=1, test_all=14)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("zipped", [True, False])
 def test_each_of_them_alone(name: str, zipped: bool, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...], views: bool) -> tuple[dict[s
     return state, puts
 
 
+@pytest.mark.sampled(1, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SAMPLES if FORMATS[name].edits])
 @settings(max_examples=60)

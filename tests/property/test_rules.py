@@ -220,6 +220,7 @@ def held(lines: list[Line]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
     return before, after
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_rules_do_what_torch_does_and_back(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

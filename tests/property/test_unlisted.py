@@ -50,7 +50,8 @@ HELD: dict[str, list[Op]] = {
 }
 
 
-@pytest.mark.sampled(9, quick=2)
+@pytest.mark.slow
+@pytest.mark.sampled(4, quick=2, test_all=9)
 @pytest.mark.usefixtures("nothing_is_run")
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("keys", [("module.a", "module.b", "module.c"), ("a", "b", "c")], ids=["dotted", "plain"])

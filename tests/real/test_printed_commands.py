@@ -71,7 +71,7 @@ PAIRS = [
 """Half of the cases as a file, and a twentieth from the other sources; all of them, in campaigns, take five minutes."""
 
 
-@pytest.mark.sampled(24, quick=6)
+@pytest.mark.sampled(8, quick=1, test_all=24)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_the_commands_run_as_printed(

@@ -76,7 +76,8 @@ def compare(name: str, headings: Sequence[str]) -> None:
     assert not unknown, f"{len(unknown)} sentences are new:\n" + "\n".join(sorted(unknown)[:20])
 
 
-@pytest.mark.sampled(quick=3)
+@pytest.mark.slow
+@pytest.mark.sampled(6, quick=3, test_all=10_000)
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", FILES)
 def test_answers_are_those_recorded(name: str) -> None:

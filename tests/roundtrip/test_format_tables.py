@@ -180,6 +180,7 @@ def test_layers_of_flax(tmp_path: Path) -> None:
     })  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", ":0"])
 def test_layers_of_keras_by_their_names(end: str, tmp_path: Path) -> None:
     arrays, made = as_torch("hdf5", {
@@ -201,6 +202,7 @@ def test_layers_of_keras_by_their_names(end: str, tmp_path: Path) -> None:
     })  # fmt: skip
 
 
+@pytest.mark.slow
 def test_layers_of_keras_by_their_classes(tmp_path: Path) -> None:
     arrays, made = as_torch("keras", {
         "layers.conv2d.vars.0": (3, 5, 2, 4), "layers.dense_1.vars.0": (4, 6), "layers.dense_1.vars.1": (6,),
@@ -231,6 +233,7 @@ SEPARABLE: dict[str, tuple[str, str, str, str, str]] = {
 """Format -> the name of a layer, the dot, and the ends of its variables."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", SEPARABLE)
 def test_separable_convolutions(writer: str, tmp_path: Path) -> None:
     front, dot, deep, point, bias = SEPARABLE[writer]
@@ -281,6 +284,7 @@ ATTENTION: dict[str, tuple[str, str, str, str]] = {
 """Format -> how its files call the kernels: before and after `query`, the end, and the one after the values."""
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("writer", ATTENTION)
 def test_attention_with_a_dimension_for_the_heads(writer: str, tmp_path: Path) -> None:
     front, after, end, out = ATTENTION[writer]
@@ -305,6 +309,7 @@ def test_attention_with_a_dimension_for_the_heads(writer: str, tmp_path: Path) -
     assert equal(made, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", ["hdf5", "keras", "tensorflow"])
 def test_gates_of_a_gru(writer: str, tmp_path: Path) -> None:
     keys = {
@@ -346,6 +351,8 @@ MISREAD: dict[str, tuple[str, Shapes, str]] = {
 """What a line of the table would take for another layer: format, arrays, a word of the message."""
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(8, test_all=10_000)
 @pytest.mark.parametrize("what", MISREAD)
 @pytest.mark.parametrize("verb", ["convert", "match"])
 def test_what_the_table_would_misread_is_refused(what: str, verb: str, tmp_path: Path) -> None:
@@ -363,6 +370,7 @@ def test_what_the_table_would_misread_is_refused(what: str, verb: str, tmp_path:
     assert caught.value.where in shapes and not (tmp_path / "out.safetensors").exists()
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     ("writer", "keys"),
     [("keras", ("layers.dense.vars.0", "layers.dense.vars.1")), ("hdf5", ("d.kernel", "d.bias")),
@@ -379,6 +387,7 @@ def test_codes_of_a_quantized_layer_are_refused(writer: str, keys: tuple[str, st
     assert caught.value.where == keys[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "bias"), [((3, 3, 4, 1), (1,)), ((3, 3, 1, 1), None), ((3, 3, 4, 2), (4,)),
                                               ((3, 3, 4, 2), None)])  # fmt: skip
 def test_plain_and_transposed_convolutions_are_not_refused(
@@ -389,6 +398,7 @@ def test_plain_and_transposed_convolutions_are_not_refused(
     assert np.array_equal(made["a.own.weight"], arrays["a.own.kernel"].transpose(3, 2, 0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiplier", [1, 2])
 def test_a_depthwise_kernel_has_the_shape_of_torch(multiplier: int, tmp_path: Path) -> None:
     arrays, made = as_torch("hdf5", {"w.depthwise_kernel": (3, 5, 4, multiplier)}, tmp_path)
@@ -403,6 +413,7 @@ def test_layers_are_not_turned_back(tmp_path: Path) -> None:
         ckptfix.rename(tmp_path / "in.safetensors", tmp_path / "out.safetensors", names="torch:flax")
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("writer", ["flax", "keras", "tensorflow"])
 def test_match_turns_kernels(writer: str, tmp_path: Path) -> None:
     """Square kernels too, which shapes cannot show; the modules have other names in torch."""
@@ -426,6 +437,7 @@ def test_match_turns_kernels(writer: str, tmp_path: Path) -> None:
     assert any("table" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_match_turns_a_gru(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     keys = ("a.gru_cell.kernel", "a.gru_cell.recurrent_kernel", "a.gru_cell.bias", "b.fc.kernel")
@@ -457,6 +469,7 @@ def test_match_turns_what_has_a_line_and_names_what_has_none(tmp_path: Path) -> 
     assert any("no line for params.own.table" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_match_of_an_lstm_without_its_second_bias_names_it(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     shapes = {"a.lstm_cell.kernel": (5, 12), "a.lstm_cell.recurrent_kernel": (3, 12), "a.lstm_cell.bias": (12,)}

@@ -199,6 +199,7 @@ def by_file(real: RealModel) -> str:
     return f"{real.family.name}, {real.path.rpartition('/')[2]}"
 
 
+@pytest.mark.sampled(8, test_all=10_000)
 @pytest.mark.parametrize("back", [False, True], ids=["from the file", "to the file"])
 @pytest.mark.parametrize("real", REAL, ids=by_file)
 def test_files_of_other_people_and_their_twins(real: RealModel, back: bool) -> None:

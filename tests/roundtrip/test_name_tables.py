@@ -84,6 +84,7 @@ def sides(name: str, tmp_path: Path) -> tuple[Path, list[tuple[str, str]]]:
     return rules, [(hub, other), (other, hub)]
 
 
+@pytest.mark.sampled(12, test_all=10_000)
 @pytest.mark.parametrize("name", ROWS)
 def test_names_and_bytes(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
@@ -107,6 +108,7 @@ def test_names_and_bytes(name: str, tmp_path: Path) -> None:
 ODD = "encoder.of_another_family.3.weight"
 
 
+@pytest.mark.sampled(8, quick=3, test_all=10_000)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_key_without_a_line_is_refused(name: str, tmp_path: Path) -> None:
     """In both directions, with the key named; the tables of the package refuse it too, and nothing is written."""

@@ -142,7 +142,7 @@ PAIRS = (
 )
 
 
-@pytest.mark.sampled(quick=6)
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.title)
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_the_rules_of_the_page_give_equal_outputs(tmp_path: Path, pair: Pair, suffix: str) -> None:

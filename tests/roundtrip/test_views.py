@@ -199,7 +199,7 @@ def conversions(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(80)
+@pytest.mark.sampled(24, test_all=80)
 @pytest.mark.parametrize("chain", CHAINS, ids="-".join)
 @pytest.mark.parametrize("name", STATES, scope="module")
 def test_chains_of_conversions_lose_nothing_and_keep_all_values(
@@ -244,6 +244,7 @@ def test_big_endian_files(name: str, format: Format, tmp_path: Path) -> None:
     check(dest, format, state, tmp_path / "spare")
 
 
+@pytest.mark.sampled(3, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STATES)
 def test_other_values_are_seen_whatever_the_bytes_are(name: str, tmp_path: Path) -> None:
@@ -280,6 +281,7 @@ def test_names_of_one_tensor_are_those_with_its_values(name: str, tmp_path: Path
     assert frozenset(names) in pairs
 
 
+@pytest.mark.sampled(5, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in STATES if STATES[name]["whole"].is_floating_point()] + ["complex64"])
 @pytest.mark.parametrize("alike", [True, False], ids=["same views", "resolved in one"])

@@ -47,6 +47,7 @@ FAMILIES: Mapping[str, dict[str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("form", ["whole", "part", "missing"])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)

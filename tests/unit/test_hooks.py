@@ -15,6 +15,8 @@ from ckptfix import hooks
 from ckptfix.command_table import STEPS
 from ckptfix.hooks import Hook
 
+pytestmark = pytest.mark.sampled(1_000)  # each row is a rule of its own
+
 PACKAGE = Path(hooks.__file__).parent
 SHOWN = {f"{verb}.{how}" for verb, how in (("diff", "page"), ("diff", "text"), ("doctor", "page"))} | {
     *("inspect.page", "inspect.text"),

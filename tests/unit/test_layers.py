@@ -20,7 +20,8 @@ from lesser_system import MODULES as LACKING
 from lesser_system import WINDOWS_OS, WINDOWS_SIGNALS
 from package_trees import FILES, PACKAGE, parsed
 
-pytestmark = pytest.mark.xdist_group("layers")  # each file is parsed once
+# each file is parsed once
+pytestmark = [pytest.mark.xdist_group("layers"), pytest.mark.sampled(1_000)]  # each row is a rule of its own
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("dataclass",),
@@ -265,6 +266,7 @@ def test_the_pictures_are_true() -> None:
     assert [sorted(row.replace("/", "").split()) for row in ops] == [sorted(row) for row in OPS]
 
 
+@pytest.mark.slow
 @every_module
 def test_imports_point_down(path: Path) -> None:
     here = room(path)
@@ -350,6 +352,7 @@ def compared(tree: ast.Module, formats: frozenset[str]) -> Iterator[int]:
             yield node.value.lineno
 
 
+@pytest.mark.slow
 @every_module
 def test_only_formats_compare_their_names(path: Path) -> None:
     """Others ask a `Format` what it can do: a new format need not be known to them."""
@@ -393,6 +396,7 @@ def circle(folder: Path) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_data_classes_are_made_by_one_decorator() -> None:
     """That of `ckptfix.dataclass`: each that the standard library makes costs half a millisecond at every start."""
     wrong = [
@@ -470,6 +474,7 @@ def _is_import(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
+@pytest.mark.slow
 @every_module
 def test_values_are_read_from_the_tree(path: Path) -> None:
     """Only the formats, and what they stand on, know how a file spells its values."""
@@ -505,6 +510,7 @@ NAMES_FOLDER_FILES = {
 """Modules above the formats that name a file of such a folder, and why."""
 
 
+@pytest.mark.slow
 @every_module
 def test_only_formats_name_the_files_of_folders(path: Path) -> None:
     if room(path) not in ("formats", "findings", "trainer"):
@@ -524,6 +530,7 @@ COMPARES_KINDS = {
 """Modules that know one kind of tensor, and why. All others ask its row in `KINDS`, or only whether it is dense."""
 
 
+@pytest.mark.slow
 @every_module
 def test_a_kind_of_tensor_is_asked(path: Path) -> None:
     from ckptfix.formats.torch.tensors import KINDS
@@ -586,6 +593,7 @@ LOOKED_UP = {
 """What only `platform` uses. SEEK_HOLE follows a call that only Linux has, and listxattr is looked up by `hasattr`."""
 
 
+@pytest.mark.slow
 @every_module
 def test_one_module_looks_up_what_a_system_may_lack(path: Path) -> None:
     if path.name == "platform.py" or room(path) == "trainer":

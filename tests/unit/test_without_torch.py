@@ -16,7 +16,8 @@ from forks import ALL_MODULES, Forks
 from ckptfix.errors import MissingExtra
 from ckptfix.extras import need_torch
 
-pytestmark = pytest.mark.xdist_group("without torch")  # they share an interpreter
+# they share an interpreter
+pytestmark = [pytest.mark.xdist_group("without torch"), pytest.mark.sampled(1_000)]  # each row is a rule of its own
 
 NO_TORCH = """
 import sys

@@ -169,6 +169,7 @@ def test_a_damaged_member_is_named(tmp_path: Path) -> None:
         ckptfix.convert(path, tmp_path / "out.pth")
 
 
+@pytest.mark.sampled(1, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_mutants_are_errors_and_never_tracebacks(kind: str, tmp_path: Path) -> None:

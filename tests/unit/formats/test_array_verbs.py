@@ -83,6 +83,7 @@ def test_the_browser_opens_every_kind(kind: str, tmp_path: Path) -> None:
     assert {item.name for item in read(str(made(kind, tmp_path))).items} >= {"weight", "bias"}
 
 
+@pytest.mark.sampled(quick=3)
 @every
 def test_a_search_of_a_folder_finds_models_and_leaves_data_out(kind: str, tmp_path: Path) -> None:
     path = made(kind, tmp_path)

@@ -81,6 +81,7 @@ def test_every_reader_has_a_writer() -> None:
     assert {name for name, format in rows.items() if "objects" not in format.states} == {*WRITERS, "npy"}
 
 
+@pytest.mark.sampled(quick=2)
 @every
 def test_tensors_are_those_that_were_written(name: str, tmp_path: Path) -> None:
     wanted = arrays_for(name)
@@ -106,6 +107,7 @@ def test_it_is_found_by_content(name: str, suffix: str, tmp_path: Path) -> None:
     assert detect(made(name, tmp_path).rename(tmp_path / f"x{suffix}")).name == name
 
 
+@pytest.mark.sampled(quick=3)
 @every
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_a_conversion_has_the_same_values(name: str, suffix: str, tmp_path: Path) -> None:
@@ -124,6 +126,7 @@ def test_a_model_loads_from_it(name: str, tmp_path: Path) -> None:
     assert torch.equal(model.weight, torch.arange(12.0).reshape(3, 4)) and torch.equal(model.bias, torch.ones(3))
 
 
+@pytest.mark.sampled(quick=2)
 @every
 def test_the_fix_of_doctor_works(name: str, tmp_path: Path) -> None:
     path = made(name, tmp_path, {"module.w": np.ones((2, 2), "f4")})
@@ -136,6 +139,8 @@ def test_the_fix_of_doctor_works(name: str, tmp_path: Path) -> None:
     assert torch.equal(ckptfix.load_state_dict(lines[-1][3])["w"], torch.ones(2, 2))
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(4, test_all=10_000)
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "orbax"])
 def test_a_cut_file_is_refused_or_named(name: str, tmp_path: Path) -> None:
     path = made(name, tmp_path, {"a.w": np.ones((40, 50), "f4"), "b.w": np.ones(8, "f4")})
@@ -149,6 +154,7 @@ def test_a_cut_file_is_refused_or_named(name: str, tmp_path: Path) -> None:
         assert not (tmp_path / "out.pth").exists()
 
 
+@pytest.mark.sampled(4, test_all=10_000)
 @pytest.mark.slow
 @every
 def test_no_damage_is_a_crash(name: str, tmp_path: Path) -> None:
@@ -626,6 +632,7 @@ def test_without_h5py_the_file_is_said_for_what_it_is(tmp_path: Path, monkeypatc
     assert "ckptfix[hdf5]" in json.dumps(json.loads(done.output))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zarr3", [False, True])
 def test_orbax_folders_of_arrays(zarr3: bool, tmp_path: Path) -> None:
     need("orbax")

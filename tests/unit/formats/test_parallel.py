@@ -109,6 +109,7 @@ def test_all_ranks_are_joined(case: str, tmp_path: Path) -> None:
     same(whole, load_file(tmp_path / "out.safetensors"))
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_meta_files_are_cut_as_fairscale_cuts_them(version: int, ranks: int, tmp_path: Path) -> None:
@@ -137,6 +138,7 @@ SPLITS: dict[str, tuple[Model, Sizes, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("case", SPLITS)
 def test_megatron_files_are_cut_as_megatron_cuts_them(case: str, tmp_path: Path) -> None:
     model, sizes, more = SPLITS[case]
@@ -419,6 +421,7 @@ def dist_cut(parts: int) -> Callable[[str], tuple[int, int]]:
     return cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "stages"), [(1, 1), (2, 1), (2, 2), (4, 4)])
 def test_torch_dist_of_several_ranks_gets_a_tensor_for_each_layer(parts: int, stages: int, tmp_path: Path) -> None:
     model = writer.qwen()

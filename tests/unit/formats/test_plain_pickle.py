@@ -283,6 +283,7 @@ def mutants(data: bytes, count: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.sampled(1, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("made", ["pickle", "protocol 2", "joblib"])
 def test_mutants_are_errors_and_never_tracebacks(made: str, tmp_path: Path) -> None:

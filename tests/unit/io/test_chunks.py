@@ -115,6 +115,7 @@ def test_a_part_of_a_block_reads_only_its_rows(tmp_path: Path) -> None:
         assert sum(place.length for place in read_from(part)) == rows * 32
 
 
+@pytest.mark.slow
 def test_many_chunks_make_larger_blocks(tmp_path: Path) -> None:
     """So that each read is worth a call, and its checksum worth remembering."""
     place = ByteRange("none", 0, (64 << 20) // 64)

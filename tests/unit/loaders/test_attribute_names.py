@@ -65,7 +65,7 @@ def values(model: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(quick=2)
+@pytest.mark.sampled(6, quick=2, test_all=10_000)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_that_fits_is_loaded_in_any_wrapper(name: str, tmp_path: Path) -> None:
     for source, target in itertools.product(WRAPPERS, WRAPPERS):

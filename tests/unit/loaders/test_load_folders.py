@@ -157,6 +157,7 @@ def test_it_is_loaded_and_no_more_is_read(kind: str, tmp_path: Path, monkeypatch
     assert_same_state(dict(loaded if at is None else loaded[at]), weights)
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("kind", ["dcp", "zero-1", "zero-3", "universal", "trainer"])
 def test_an_optimizer_goes_on_from_it(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "in"

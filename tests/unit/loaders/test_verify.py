@@ -65,6 +65,7 @@ def records(path: Path, used: str) -> list[str]:
     return names[:4] if used == "model" else names[4:]
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_flipped_bit_of_the_data_is_seen(path: Path, loader: str) -> None:
     LOADERS[loader](path)

@@ -65,6 +65,7 @@ def test_an_ordinary_pattern_needs_no_process(pattern: str) -> None:
     assert regex._child is None
 
 
+@pytest.mark.slow
 @given(
     pattern=st.sampled_from([*USUAL, *HANGS]),
     names=st.lists(st.text("ab.1A!\u00e9\ud800", max_size=12), max_size=5),
@@ -85,6 +86,7 @@ def test_long_names_and_many_names_end_too() -> None:
     stopped(lambda: Regex(r"(\d+)(\d+)x").search(["1" * 2_000] * 1000))
 
 
+@pytest.mark.slow
 def test_a_rule_with_many_placeholders_side_by_side_ends() -> None:
     rule = NameRule("".join(f"{{{letter}}}" for letter in "abcdefghijkl") + ".x", "{a}.x")
     stopped(lambda: rule.apply("1" * 120))

@@ -58,6 +58,7 @@ def nearest(mean: torch.Tensor, made: torch.Tensor) -> bool:
     return bool(torch.equal(back.isnan(), mean.isnan()))
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("kind", ["zip", "legacy", "mixed"])
 @pytest.mark.parametrize("shares", [None, [1.0, 2.0, 0.5]])
 def test_the_mean_is_rounded_once(tmp_path: Path, kind: str, shares: list[float] | None) -> None:
@@ -221,6 +222,7 @@ def test_views_of_one_storage_are_compared_once(tmp_path: Path, monkeypatch: pyt
     assert all(torch.equal(state[f"v{number}"], whole[2 * number : 2 * number + 2]) for number in range(count))
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("dtype", [*DTYPES[:4], "float8_e5m2", "complex64"])
 def test_what_is_not_finite_is_named_with_its_file(dtype: str, tmp_path: Path) -> None:
     """Every count is torch's, in tensors of several pieces, of views and of two names."""

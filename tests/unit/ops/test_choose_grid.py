@@ -320,6 +320,7 @@ LARGER: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("name", LARGER)
 @pytest.mark.parametrize("at", ["", "detector"])
 def test_more_bytes_than_were_chosen_by_names_are_a_doubt(tmp_path: Path, name: str, at: str) -> None:

@@ -420,6 +420,7 @@ SETTINGS = {"bitsandbytes-4bit", "mlx", "bitnet", "hqq", "torchao-flattened", "t
 KNOWN = [row for row in fixtures() if row.scheme in DECODERS and row.scheme not in SETTINGS]
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("row", KNOWN, ids=[f"{number}-{row.scheme}" for number, row in enumerate(KNOWN)])
 def test_the_same_weights_in_every_format(tmp_path: Path, row: Any) -> None:
     tensors = dict(row.tensors)

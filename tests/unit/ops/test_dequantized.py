@@ -133,6 +133,7 @@ def test_the_command_line(pair: tuple[Path, Path, State]) -> None:
     assert "--dequantized" in run.stderr
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_weight(tmp_path: Path) -> None:
     rows = 16384
     codes = torch.randint(0, 100, (rows, 2048), dtype=torch.uint8).view(FP8)

@@ -170,6 +170,7 @@ def test_progress_counts_every_byte_once(compare: Compare) -> None:
     assert len(seen) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pieces")
 def test_an_interrupt_ends_the_threads(compare: Compare) -> None:
     def interrupt(done: int, total: int) -> None:

@@ -113,7 +113,7 @@ def test_steps_disagree(run: Run, layout: str) -> None:
         assert finding.severity == "error" and resumed(done) == name_of(layout, OLD)
 
 
-@pytest.mark.sampled(quick=5)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("layout", [name for name, row in LAYOUTS.items() if row.latest])
 @pytest.mark.parametrize("text", ["300", "", "../elsewhere", "\x00\xff"])
 def test_latest_names_nothing_and_the_printed_command_mends_it(run: Run, layout: str, text: str) -> None:

@@ -39,6 +39,7 @@ def save(path: Path, state: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("prefix", ["", "model."])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_doctor_proposes_it_and_both_commands_do_it(prefix: str, suffix: str, like: Path, tmp_path: Path) -> None:

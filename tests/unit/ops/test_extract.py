@@ -102,6 +102,7 @@ def test_other_formats_hold_the_same(tmp_path: Path, which: str, to: Any) -> Non
     assert all(torch.equal(loaded[name], tensor) for name, tensor in wanted.items())
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("container", ["zip", "legacy"])
 def test_every_protocol(tmp_path: Path, protocol: int, container: str) -> None:
@@ -119,6 +120,7 @@ def test_it_loads_strictly_into_a_fresh_model(tmp_path: Path) -> None:
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in fresh.state_dict().items())
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_architectures_in_two_styles_each(tmp_path: Path) -> None:
     styles = [(house.__name__, style) for house in HOUSES for family in _families(house) for style in family.styles[:2]]
@@ -359,6 +361,7 @@ HOSTILE: dict[str, tuple[Any, type[errors.CkptfixError], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(HOSTILE))
 def test_hostile_modules_give_one_error(case: str) -> None:
@@ -377,6 +380,7 @@ def test_dtypes_that_torch_loads_from_no_legacy_file(tmp_path: Path) -> None:
         ckptfix.extract(tmp_path / "whole.pth", tmp_path / "old.pth", to="legacy")
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_a_file_of_modules_100_000_deep(tmp_path: Path) -> None:
     empty = [*push("_parameters"), "EMPTY_DICT", *push("_buffers"), "EMPTY_DICT", *push("_modules")]

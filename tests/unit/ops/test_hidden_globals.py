@@ -53,6 +53,7 @@ def test_no_repair_is_proposed_for_a_file_without_a_tensor(layer: str, how: str,
 FORMS = {"<f": 4, "<d": 8, "<e": 2, "<q": 8, "<i": 4, "<h": 2, ">f": 4, ">d": 8}
 
 
+@pytest.mark.sampled(3, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_numbers_that_begin_as_a_pickle_does_are_numbers(form: str, tmp_path: Path) -> None:

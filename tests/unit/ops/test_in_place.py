@@ -45,6 +45,7 @@ def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.sampled(10, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_verb_on_every_fixture(on_disk: Path, name: str) -> None:

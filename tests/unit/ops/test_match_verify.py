@@ -121,6 +121,7 @@ def test_open_pairs_are_proved_by_the_order_of_use(saved: Path, tmp_path: Path) 
     assert torch.allclose(one(twice()), other(twice()), atol=1e-6)
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("front", ["", "module.", "_orig_mod."])
 @pytest.mark.parametrize("model", ["Source", "wrapped", "compiled"])
 def test_wrappers_of_the_model_and_of_the_file_may_differ(tmp_path: Path, model: str, front: str) -> None:

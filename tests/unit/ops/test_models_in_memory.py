@@ -58,6 +58,7 @@ def test_what_is_no_model(wrapped: Path) -> None:
         ckptfix.doctor(wrapped, like=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_diff_takes_one(wrapped: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Net()

@@ -88,6 +88,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         return file.read("all/data.pkl")
 
 
+@pytest.mark.slow
 def test_folded_calls_are_those_of_the_opcodes(stream: bytes) -> None:
     graph = parse(stream)
     assert len(graph.calls) > 90, "most of it is folded"

@@ -58,6 +58,7 @@ def test_some_of_many_keys(step: int, first: int) -> None:
     assert_without(data, {named(path) for path in PATHS} - {named(path) for path in PATHS[first::step]})
 
 
+@pytest.mark.sampled(1, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("nested", (True, False))
 def test_whole_batches_and_all(nested: bool) -> None:
@@ -96,6 +97,7 @@ def test_what_was_one_object_is_one() -> None:
     assert found["e"].chunks[1].offsets is found["g"].chunks[1].offsets
 
 
+@pytest.mark.slow
 def test_a_key_of_many_chunks() -> None:
     """More opcodes in an entry than are copied as one, and numbers that the memo gives behind 256 and 65,536."""
     said = pickle.loads(as_saved({name: (name,) for name in "abc"}, values=0))

@@ -60,6 +60,7 @@ def test_of_another_value_type_nothing_is_known(items: tuple[Path, int]) -> None
         tensor_item(where, "weight", "int32", (50, 60), molds)
 
 
+@pytest.mark.slow
 def test_whatever_byte_is_another(items: tuple[Path, int]) -> None:
     """A byte around the elements is changed: what is said, the error too, is what is said of the item alone."""
     path, length = items

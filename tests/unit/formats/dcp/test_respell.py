@@ -39,6 +39,7 @@ def stripped(data: bytes) -> list[EditedKey]:
     return rows
 
 
+@pytest.mark.slow
 def test_names_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
     data = as_saved({named(path): path for path in PATHS})
     rows = stripped(data)

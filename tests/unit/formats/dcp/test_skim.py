@@ -119,6 +119,7 @@ def test_a_list_of_chunks_to_which_nothing_is_appended(opcode: bytes) -> None:
             dcp_metadata.understood(data, "x")
 
 
+@pytest.mark.slow
 def test_a_frame_begins_between_two_opcodes() -> None:
     """An unpickler takes the head of one that begins within an opcode for a part of it: so does what is understood."""
     opcodes = sharded(2, 2)[11:]

@@ -151,6 +151,7 @@ def test_the_weights_are_taken(model: str, beside: str, tmp_path: Path) -> None:
     assert sorted(row.name.rpartition("/")[2] for row in ckptfix.digest(folder).entries) == sorted(state)
 
 
+@pytest.mark.sampled(5, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("model", ["accelerate", "FSDP, sharded"])

@@ -221,6 +221,7 @@ def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
 FLAT_KEYS = ("_flat_param", "_fsdp_wrapped_module.flat_param", "flat_param_0")
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("original", [False, True])
 @pytest.mark.parametrize("key", FLAT_KEYS)
 def test_flat_parameters_are_refused_with_the_way_out(key: str, original: bool, tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def test_what_a_store_is_asked_before_is_asked_again(
     assert store == ({} if times > 2 else {"b/one": b"data"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "step"), [(_File, "close"), (_Committed, "commit")])
 def test_a_name_that_cannot_be_given_takes_the_others_back(
     store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, kind: type[_File], step: str

@@ -49,7 +49,7 @@ SMALL, LARGE = 4, 6 << 20
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2, test_all=4)
 @pytest.mark.parametrize("heard", [True, False])
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize("named", [False, True])
@@ -122,6 +122,7 @@ def test_an_upload_whose_id_was_never_reported(bucket: Bucket, monkeypatch: pyte
     left.end()
 
 
+@pytest.mark.slow
 def test_an_object_of_another_stays(bucket: Bucket) -> None:
     url = bucket.put("theirs", b"theirs")
     s3.STORE.take_away({"url": url, "upload": None, "tag": md5(b"ours").hexdigest()})
@@ -157,6 +158,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.sampled(1, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_bytes_are_equal_and_the_index_is_last(bucket: Bucket, source: Path, size: int) -> None:

@@ -106,6 +106,7 @@ def test_a_long_pickle_and_directory_are_one_request_each(web: WebServer, tmp_pa
     assert web.traffic.requests <= 4
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("kind", ["pth", "legacy.pth", "safetensors"])
 def test_every_reader_takes_a_url(
     web: WebServer, files: dict[str, Path], tensors: Tensors, kind: str, tmp_path: Path
