@@ -120,7 +120,8 @@ class _Sizes(NamedTuple):
 
 def _sizes(test: int | None = None, *, quick: int = QUICK_CASES, test_all: int | None = None) -> _Sizes:
     """Return what the arguments of ``sampled`` say, and what goes for a test without it."""
-    return _Sizes(quick, MOST_CASES if test is None else test, (test or sys.maxsize) if test_all is None else test_all)
+    most, in_all = (MOST_CASES, sys.maxsize) if test is None else (test, test)
+    return _Sizes(quick, most, in_all if test_all is None else test_all)
 
 
 def _drawn(cases: Sequence[pytest.Item], count: int, quick: int) -> list[pytest.Item]:

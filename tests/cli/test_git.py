@@ -155,6 +155,7 @@ def test_names_cannot_reach_the_terminal(cli: Cli, repository: Path) -> None:
     assert r"\x1b[31mred\x1b[0m  float32 [1]" in shown
 
 
+@pytest.mark.sampled(2, test_all=10_000)
 @pytest.mark.parametrize(
     "before", [None, b"*.txt text\n", b"*.pth diff=other\n*.py diff=python", b"a\r\n\r\n", b"# \xff\n\n\n"]
 )

@@ -55,7 +55,7 @@ def broken_files() -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, test_all=2)
 @pytest.mark.parametrize("name", [NAMES[0], NAMES[3], NAMES[6], NAMES[8], NAMES[13]])
 def test_every_command_names_the_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By doctor of each sample, and by the verbs of broken files, from the folder that the file is in."""

@@ -206,6 +206,7 @@ WORDS = {
 }
 
 
+@pytest.mark.sampled(2, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", WORDS)
 def test_a_command_shows_one_line_of_progress_at_a_time(verb: str, tmp_path: Path) -> None:

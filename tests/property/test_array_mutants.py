@@ -61,7 +61,7 @@ def run(kind: str, numbers: range, folder: Path) -> int:
 every = pytest.mark.parametrize("kind", KINDS)
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(4, quick=1, test_all=10_000)
 @every
 def test_the_file_is_sound(kind: str, tmp_path: Path) -> None:
     path = write(contents(kind), tmp_path) / f"in{KINDS[kind]}"

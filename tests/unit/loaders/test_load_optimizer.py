@@ -445,6 +445,7 @@ UNTOLD = set() if ADAMW_IS_ADAM else {"adam", "adamw"}
 """Classes that nothing in a file tells apart."""
 
 
+@pytest.mark.sampled(5, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("given", CLASSES)
 def test_no_class_takes_the_state_of_another(tmp_path: Path, given: str) -> None:

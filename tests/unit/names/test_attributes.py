@@ -61,7 +61,7 @@ def attribute_pairs() -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4, test_all=8)
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("kind", MODELS)
 def test_an_attribute_stays_and_a_wrapper_goes(kind: str, around: str, tmp_path: Path) -> None:

@@ -379,6 +379,7 @@ HOSTILE: dict[str, list[Op]] = {
 }
 
 
+@pytest.mark.sampled(2, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_depth_and_sharing_cost_what_the_file_does(name: str) -> None:

@@ -41,6 +41,7 @@ def measured(*words: str) -> tuple[Any, int, float]:
     return json.loads(done.stdout), int(peak) * 1024, float(seconds)
 
 
+@pytest.mark.sampled(1, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sparse.KINDS)
 @pytest.mark.parametrize("names", [

@@ -68,7 +68,7 @@ def learned(model: nn.Module, task: LearningTask, epochs: int) -> list[float]:
 # Every task
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2, test_all=5)
 @pytest.mark.parametrize("name", TASKS)
 def test_the_loss_falls_within_four_epochs(name: str) -> None:
     losses = learned(made(name), TASKS[name], 4)

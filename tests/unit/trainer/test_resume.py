@@ -29,7 +29,7 @@ def same_weights(one: Training, other: Training) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2, test_all=4)
 @pytest.mark.parametrize("model", TASKS)
 def test_every_model_goes_on_exactly(model: str, tmp_path: Path) -> None:
     """Dropout draws the masks, BatchNorm has the averages and Adam the moments that they would have had."""
@@ -41,7 +41,7 @@ def test_every_model_goes_on_exactly(model: str, tmp_path: Path) -> None:
     assert same_weights(resumed, whole)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1, test_all=3)
 @pytest.mark.parametrize("container", NESTED)
 @pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "unwrapped"])
 def test_every_container_and_both_kinds_of_keys(container: str, wrapped: bool, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def assert_without(data: bytes, gone: Collection[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1, test_all=3)
 @pytest.mark.parametrize("step", (2, 3, 50))
 @pytest.mark.parametrize("first", range(2))
 def test_some_of_many_keys(step: int, first: int) -> None:

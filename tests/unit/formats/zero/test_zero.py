@@ -50,6 +50,7 @@ def test_what_was_left_names_the_option_that_takes_it(to: FormatName, tmp_path: 
     assert any("--optimizer writes" in line for line in done.lines) is works is (to not in ("safetensors", "hf"))
 
 
+@pytest.mark.sampled(4, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3, 8])
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -15,6 +15,7 @@ pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")
 pytestmark = pytest.mark.xdist_group("stores")
 
 
+@pytest.mark.sampled(1, test_all=10_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["trainer", "deepspeed", "lightning"])
 def test_a_run_in_a_bucket(bucket: Bucket, tmp_path: Path, layout: str) -> None:
