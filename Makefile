@@ -26,10 +26,10 @@ help: ## Show this list
 demo: $(READY) ## Train small wrapped models, break and fix their checkpoints, compare
 	$(BIN)/python -m ckptfix.trainer.demo
 
-quick: $(READY) ## Run the tests that show a mistake soonest; some 90 seconds on two cores
+quick: $(READY) ## Run the tests that show a mistake soonest; some 60 seconds on two cores
 	$(PYTEST) -m "not campaign and not slow" $(ARGS)
 
-test: $(READY) ## Run the tests; some five minutes
+test: $(READY) ## Run the tests; some four minutes
 	$(PYTEST) -m "not campaign" $(ARGS)
 
 test-all: $(READY) ## Run the tests and a slice of every campaign; some twelve minutes
