@@ -161,7 +161,7 @@ AMBIGUOUS = {"keys_that_look_alike", "averages_in_a_list"}
 """Of those the judge, which goes by addresses, cannot say which tensor was taken."""
 
 
-@pytest.mark.sampled(5, test_all=10_000)
+@pytest.mark.sampled(1_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 def test_no_command_loses_a_weight_of_an_odd_object(name: str, tmp_path: Path) -> None:

@@ -334,7 +334,7 @@ def test_a_name_beside_a_folder_begins_with_its_name(kind: str, folder: Folder, 
             assert beside.startswith("run-1.5.") and beside.endswith(name.removeprefix("run-1.5") or format.name)
 
 
-@pytest.mark.sampled(quick=2)
+@pytest.mark.sampled(1_000, quick=2)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_repair_does_not_advise_repair(kind: str, folder: Folder, tmp_path: Path) -> None:
     """The readers of many formats advise it for a file that is cut short; `repair` reads with them too."""

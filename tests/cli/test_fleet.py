@@ -119,6 +119,7 @@ def test_where_outputs_go(planned: Fleet, words: Sequence[str], outputs: Sequenc
         assert not any("{stem}" in word for word in row["argv"])
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(
     ("words", "why"),
     [

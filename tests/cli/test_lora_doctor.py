@@ -45,6 +45,7 @@ ADAPTERS: dict[str, tuple[Callable[[], Made], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("pasted", [False, True], ids=["file", "message"])
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_the_printed_command_makes_what_peft_reads(

@@ -242,6 +242,7 @@ def test_a_dry_run_writes_no_file_and_leaves_no_folder(cli: Cli, runs: Path) -> 
     assert not Path("new").exists()
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -149,7 +149,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [pytest.param("killed", marks=pytest.mark.campaign), "full"])
 def test_a_rank_that_ends_takes_all_down(tmp_path: Path, fault: str) -> None:

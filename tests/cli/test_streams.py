@@ -43,6 +43,7 @@ def run(words: list[str], content: bytes = b"") -> Result:
     return CliRunner().invoke(commands, words, input=content)
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("name", ONE_INPUT)
 def test_standard_input_is_read_as_a_file_is(name: str, tmp_path: Path) -> None:
     words = arguments(name, tmp_path)

@@ -89,6 +89,7 @@ def test_every_name_is_an_input(cli: Cli, tmp_path: Path, verb: str) -> None:
     assert all(path.read_bytes() != before for path in paths)
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

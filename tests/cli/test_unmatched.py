@@ -79,6 +79,7 @@ def model(tmp_path: Path, tensors: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(("name", "option"), CASES)
 def test_what_matches_nothing_is_an_error(name: str, option: str, model: Path, tmp_path: Path, cli: Cli) -> None:
     before = sorted(tmp_path.iterdir())

@@ -120,6 +120,7 @@ def run(page: Path) -> dict[str, Any]:
     return space
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_python_block_runs(page: Path, folder: Path) -> None:
     run(page)

@@ -113,7 +113,7 @@ LACKING = ("no os.pread", "no fcntl", "no leases", "no signal.pthread_sigmask", 
 """Systems without one call that are tried in test-all; campaigns try all."""
 
 
-@pytest.mark.sampled(1, test_all=10_000)
+@pytest.mark.sampled(1_000)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "system",

@@ -24,6 +24,7 @@ def _flat(kind: Kind) -> bool:
     }  # fmt: skip
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(("kind", "container"), cases(_flat))
 def test_it_reads_what_torch_reads(kind: Kind, container: str, tmp_path: Path) -> None:
     source = kind.save(tmp_path / "in", container)

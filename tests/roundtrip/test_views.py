@@ -304,6 +304,7 @@ def test_a_mean_is_of_values(name: str, alike: bool, tmp_path: Path) -> None:
             assert torch.allclose(values(value), expected, rtol=1e-7, atol=0, equal_nan=True), (key, files)
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "odd values"])

@@ -31,6 +31,7 @@ def test_every_error_has_a_case() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_cause_is_named_and_the_command_mends_it(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

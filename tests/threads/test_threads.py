@@ -86,6 +86,7 @@ def resumed(thread: Thread, said: str) -> bool:
     return {parameter: value.shape for parameter, value in moments.items()} == shapes
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("thread", (*THREADS, *HELD_OUT, *OTHERS), ids=lambda thread: thread.url)
 def test_the_first_command_of_a_thread(thread: Thread, tmp_path: Path) -> None:
     assert listed(thread.message) is not None or thread.optimizer
@@ -102,6 +103,7 @@ def test_most_threads_are_solved() -> None:
         assert counts[True] >= 0.6 * len(rows)
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("report", EVERY, ids=lambda report: report.url)
 def test_the_first_answer_to_a_report(report: Report, tmp_path: Path) -> None:
     path = report.build(tmp_path)

@@ -154,7 +154,7 @@ def test_a_cut_file_is_refused_or_named(name: str, tmp_path: Path) -> None:
         assert not (tmp_path / "out.pth").exists()
 
 
-@pytest.mark.sampled(4, test_all=10_000)
+@pytest.mark.sampled(1_000)
 @pytest.mark.slow
 @every
 def test_no_damage_is_a_crash(name: str, tmp_path: Path) -> None:
@@ -392,6 +392,7 @@ def blocks_of(number: int, rows: int = 4) -> tuple[np.ndarray[Any, Any], int]:
     return data.reshape(rows, -1), 512
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("number", HALVES)
 def test_gguf_blocks_are_those_of_the_reference(number: int, tmp_path: Path) -> None:
     reference = pytest.importorskip("gguf")

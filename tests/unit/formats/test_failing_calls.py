@@ -110,6 +110,7 @@ GOOD: dict[str, Tensor | list[Op]] = {
 }
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("name", BAD)
 def test_doctor_has_a_finding_and_sanitize_exits_3(name: str, tmp_path: Path) -> None:
     id, value = BAD[name]

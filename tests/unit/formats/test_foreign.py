@@ -190,6 +190,7 @@ ARCHIVES = [
 ]
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
 @pytest.mark.parametrize(
     ("name", "content", "words", "hint"), [*NOTHING, *ANSWERS, *PACKED, *MODELS, *PICKLES, *ARCHIVES]

@@ -57,7 +57,7 @@ def chunked(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return value
 
 
-@pytest.mark.sampled(2, test_all=10_000)
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("bad", BAD)
 def test_a_structure_that_ends_the_process_is_refused(
     bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

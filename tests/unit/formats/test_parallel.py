@@ -102,6 +102,7 @@ def flat(state: dict[str, Any], at: str = "") -> State:
     return made
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("case", CASES)
 def test_all_ranks_are_joined(case: str, tmp_path: Path) -> None:
     whole = CASES[case](tmp_path / "in")

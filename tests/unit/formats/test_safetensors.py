@@ -222,6 +222,7 @@ def test_offsets_count_bytes_where_names_are_not_ascii(tmp_path: Path) -> None:
 DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(
     ("header", "error"),
     [

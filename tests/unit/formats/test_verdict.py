@@ -104,6 +104,7 @@ def test_the_verdict_is_torchs(use: str, protocol: int, tmp_path: Path) -> None:
     assert ("unsupported-opcode" in told) == (not accepted)
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("use", [use for use in USES if use.isupper() and use not in ("LONG4",)])
 def test_sanitize_really_sanitizes(use: str, tmp_path: Path) -> None:
     """What it writes with exit 0 is accepted."""

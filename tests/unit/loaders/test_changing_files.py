@@ -265,7 +265,7 @@ def grid() -> Iterator[Any]:
                 yield pytest.param(kind, loader, id=f"{kind}, {loader}")
 
 
-@pytest.mark.sampled(4, quick=1, test_all=9)
+@pytest.mark.sampled(9, quick=1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("kind", "loader"), list(grid()))
 def test_one_version_or_an_error(tmp_path: Path, steps: Steps, kind: str, loader: str) -> None:
@@ -403,6 +403,7 @@ IN_PLACE: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(("kind", "verb"), [
     *(("a.pth", verb) for verb in (*VERBS, *IN_PLACE)), *(("old.pth", verb) for verb in VERBS),
 ])  # fmt: skip

@@ -89,6 +89,7 @@ def test_two_names_of_one_are_not_reversed() -> None:
         rules("a c", "b c").reversed()
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(
     ("line", "why"),
     [

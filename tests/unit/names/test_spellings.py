@@ -86,6 +86,7 @@ def test_norms(names: list[str], expected: set[str]) -> None:
     assert all_canonical(names) == expected
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(
     "names",
     [

@@ -96,6 +96,7 @@ def test_a_region_falls_into_the_values_that_it_pushes(values: list[Any], protoc
         assert item.last - item.start == last - row[0][2]
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(("region", "offset"), [
     (b"K\1t", 2), (b"q\0", 0), (b"\x85", 0), (b"K\1\x86", 2), (b"K\1K\2\x87", 4), (b"K\1(\x85", 3), (b"(K\1", 0),
     (b"(K\1(K\2t", 0), (b"}", 0), (b"K\1K\2s", 4), (b"K\x010", 2), (b"Q", 0), (b"(K\1K\2tu", 6),

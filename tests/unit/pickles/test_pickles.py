@@ -108,6 +108,7 @@ def test_no_global_is_resolved() -> None:
     assert [node.full for node in graph.globals] == ["os.system"]
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(
     ("data", "message"),
     [

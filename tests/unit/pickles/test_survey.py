@@ -91,6 +91,7 @@ KINDS: dict[str, bytes] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_doctor_names_it(kind: str, tmp_path: Path) -> None:

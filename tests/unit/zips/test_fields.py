@@ -119,6 +119,7 @@ HEADERS: list[tuple[int, str, Callable[[int], int], list[tuple[str, int, str, bo
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(("at", "form", "change", "expected"), HEADERS)
 def test_headers_of_a_record(
     tmp_path: Path, at: int, form: str, change: Callable[[int], int], expected: list[tuple[str, int, str, bool]]

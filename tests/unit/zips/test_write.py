@@ -26,6 +26,7 @@ def records(data: ByteRange, crc32: int | None, varying: int) -> list[NewRecord]
     return rows
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 5000, 70_000])
 @pytest.mark.parametrize("varying", range(4))

@@ -111,6 +111,7 @@ HOSTILE: list[tuple[str, Change, str]] = [
 ]
 
 
+@pytest.mark.sampled(1_000)
 @pytest.mark.parametrize(("change", "words"), [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
 def test_hostile_metadata_is_refused(copied: Copied, tmp_path: Path, change: Change, words: str) -> None:
     folder = changed(copied("mesh"), change)
