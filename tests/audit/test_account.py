@@ -227,7 +227,7 @@ def rank_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.campaign
+@pytest.mark.sampled(0, test_all=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["strip-module", "to-cpu", "sanitize", "repair"])
 def test_a_tensor_that_lies_on_another_rank_has_nothing_to_lose(tmp_path: Path, rank_file: Path, verb: str) -> None:

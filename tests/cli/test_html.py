@@ -144,7 +144,7 @@ def test_hostile_names_are_text(cli: Cli, tmp_path: Path) -> None:
         assert isinstance(page.data, dict)
 
 
-@pytest.mark.campaign
+@pytest.mark.sampled(0, test_all=1)
 @pytest.mark.slow
 def test_a_page_of_ten_thousand_tensors_can_be_sent(cli: Cli, tmp_path: Path) -> None:
     """Where all changed, under names of a usual length."""

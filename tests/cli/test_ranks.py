@@ -109,7 +109,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.campaign
+@pytest.mark.sampled(0, test_all=1)
 @pytest.mark.slow
 def test_two_ranks_write_what_one_does(cli: Cli, tmp_path: Path) -> None:
     path = written(tmp_path / "a.pth", shards())

@@ -63,7 +63,7 @@ def test_the_changed_code_takes_the_place_of_the_old(tmp_path: Path) -> None:
     assert sorted(map(str, ends)) == sorted(map(str, [*changed, *[[1, 2, 3]] * 4]))
 
 
-@pytest.mark.campaign
+@pytest.mark.sampled(0, test_all=1)
 @pytest.mark.slow
 def test_the_same_mutants_are_drawn_and_each_can_be_made() -> None:
     chosen = drawn(PACKAGE, 60)

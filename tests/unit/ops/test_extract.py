@@ -120,7 +120,7 @@ def test_it_loads_strictly_into_a_fresh_model(tmp_path: Path) -> None:
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in fresh.state_dict().items())
 
 
-@pytest.mark.campaign
+@pytest.mark.sampled(0, test_all=1)
 @pytest.mark.slow
 def test_architectures_in_two_styles_each(tmp_path: Path) -> None:
     styles = [(house.__name__, style) for house in HOUSES for family in _families(house) for style in family.styles[:2]]
@@ -380,7 +380,7 @@ def test_dtypes_that_torch_loads_from_no_legacy_file(tmp_path: Path) -> None:
         ckptfix.extract(tmp_path / "whole.pth", tmp_path / "old.pth", to="legacy")
 
 
-@pytest.mark.campaign
+@pytest.mark.sampled(0, test_all=1)
 @pytest.mark.slow
 def test_a_file_of_modules_100_000_deep(tmp_path: Path) -> None:
     empty = [*push("_parameters"), "EMPTY_DICT", *push("_buffers"), "EMPTY_DICT", *push("_modules")]

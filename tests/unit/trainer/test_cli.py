@@ -211,7 +211,7 @@ def test_wrappers_are_read_innermost_first() -> None:
     assert gpu_ids("2, 0") == (2, 0)
 
 
-@pytest.mark.campaign
+@pytest.mark.sampled(0, test_all=1)
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     line = f"{sys.executable} -m ckptfix.trainer --model tutorial --replicas 3 --log-replicas --log-steps --epochs 300"
     done = subprocess.run(
