@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ckptfix.checkpoint import OutputFile, Plan, TensorEntry
-from ckptfix.errors import KeyConflict, Refused
+from ckptfix.errors import Refused
 from ckptfix.findings.row import Finding
 from ckptfix.formats.base import PlanWrite
 from ckptfix.formats.safetensors.ties import ORDER_KEY, VIEWS_KEY, ties
@@ -58,10 +58,7 @@ def plan_write(
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"{NAME}-{number:05d}-of-{len(shards):05d}{SUFFIX}" if len(shards) > 1 else f"{NAME}{SUFFIX}"
-        for entry in shard:
-            if weight_map.setdefault(entry.key, name) != name:
-                pair = (entry.key, (entry.name,))
-                raise KeyConflict("two tensors have this key", where=entry.key, pairs=(pair,))
+        weight_map |= {entry.key: name for entry in shard}
         made = plan_file(shard, str(as_path(dest, name)), metadata=_own(pairs, {entry.key for entry in shard}))
         files += made.files
         findings += made.findings

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from sharded import index_of, load, nbytes, parted, same, state, write
 
 import ckptfix
-from ckptfix.checkpoint import Drop, Edit, Put, Rename, SetLocation
-from ckptfix.errors import KeyConflict, NoSuchTensor, WouldLoseData
+from ckptfix.checkpoint import Drop, Edit, Put, Rename, SetLocation, SetMetadata
+from ckptfix.errors import KeyConflict, NoSuchTensor, Refused, Unsupported, WouldLoseData
 from ckptfix.formats import FORMATS, open_checkpoint, weights_of
-from ckptfix.formats.shards.write import plan_write
+from ckptfix.formats.shards.write import plan_write, split
 from ckptfix.io.folders import write_folder
 
 
@@ -195,3 +195,36 @@ def test_shards_that_are_full_are_ended(tmp_path: Path) -> None:
     assert [Path(file.path).name for file in whole.files] == ["model.safetensors"]
     with pytest.raises(KeyConflict):
         plan_write([entries["a"], entries["b"], entries["large"], entries["a"]], str(tmp_path / "no"), shard_size=12)
+
+
+def test_as_many_shards_as_an_index_may_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptfix.formats.shards.write.MAX_SHARDS", 2)
+    save_file({name: torch.ones(2) for name in "abc"}, tmp_path / "in.safetensors")
+    entries = open_checkpoint(tmp_path / "in.safetensors").entries
+    plan = plan_write(entries, str(tmp_path / "out"), shard_size=16)
+    assert [Path(file.path).name for file in plan.files] == [
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"
+    ]  # fmt: skip
+    with pytest.raises(Refused, match="3 shards of 8 bytes are too many; the limit is 2"):
+        plan_write(entries, str(tmp_path / "out"), shard_size=8)
+
+
+def test_a_view_stays_with_what_it_is_a_view_of(tmp_path: Path) -> None:
+    save_file({name: torch.ones(2) for name in "abcd"}, tmp_path / "in.safetensors")
+    entries = open_checkpoint(tmp_path / "in.safetensors").entries
+    found = split(entries, {"d": "a", "b": "gone", "gone": "c"}, 8)
+    assert [[entry.key for entry in shard] for shard in found] == [["a", "d"], ["b"], ["c"]]
+
+
+def test_some_names_of_a_shard_change(tmp_path: Path, kind: str) -> None:
+    rows = state(4)
+    folder = write(tmp_path / "in", parted(rows, 2), kind=kind)
+    new = {"layers.0.bias": "first", "layers.3.weight": "last"}
+    edited(folder, tmp_path / "out", Rename("", "state_dict", new))
+    assert same(load(tmp_path / "out"), {new.get(name, name): value for name, value in rows.items()})
+
+
+def test_torch_shards_have_no_metadata(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", parted(state(2), 2), kind="bin")
+    with pytest.raises(Unsupported, match="a torch file has no string metadata"):
+        edited(folder, tmp_path / "out", SetMetadata({"who": "me"}))
