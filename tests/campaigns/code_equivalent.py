@@ -39,6 +39,13 @@ EQUIVALENT: dict[str, str] = {
     "zips/records.py: DirectoryRecords.with_ending: constant: 0 -> 1 #0": (
         "no name ends at the first bytes of a directory"
     ),
+    "formats/shards/edit.py: _Part._rename: comparison: len(edit.names) < len(own) -> len(edit.names) <= len(own) #0": (
+        "whether the names of the edit or of the shard are gone through, those of both are found"
+    ),
+    "formats/shards/edit.py: _Part._rename: condition: if len(edit.names) < len(own): ... -> "
+    "if not len(edit.names) < len(own): ... #0": (
+        "whether the names of the edit or of the shard are gone through, those of both are found"
+    ),
     "zips/archive_sequence.py: _zips: comparison: 0 <= place < length -> 0 <= place <= length #2": (
         "a signature of four bytes cannot begin at the last but two of what was read"
     ),
