@@ -13,7 +13,17 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ckptfix.align.layouts import IN_HEADS, IN_ROW, module_of, of_experts, order_of_rows
+from ckptfix.align.layouts import (
+    EITHER,
+    IN_HEADS,
+    IN_ROW,
+    OWN,
+    RowOrders,
+    any_number,
+    either,
+    module_of,
+    of_experts,
+)
 from ckptfix.align.result import Matching
 from ckptfix.dataclass import dataclass
 from ckptfix.names.operations import Operation
@@ -22,9 +32,6 @@ from ckptfix.names.spellings import (
     CONV1D,
     FROM_THE_RIGHT,
     FUSIONS,
-    HEAD_BY_HEAD,
-    OWN_ORDER,
-    UNTOLD,
     canonical,
     part_of_expert,
     splits_of,
@@ -99,12 +106,14 @@ class FusedTensors:
     joins: bool
 
 
-def sides(source: Sequence[Slot], target: Sequence[Slot], heads: Heads) -> tuple[UnfusedSide, UnfusedSide]:
+def sides(
+    source: Sequence[Slot], target: Sequence[Slot], heads: Heads, rows: tuple[RowOrders, RowOrders]
+) -> tuple[UnfusedSide, UnfusedSide]:
     """Return both sides with tensors split or transposed where the other side has them so."""
     ours, theirs = _turned(source, target) | _turned_experts(source, target), _turned(target, source)
     return (
-        _apart(source, _shown(target, theirs), heads, ours),
-        _apart(target, _shown(source, ours), heads, theirs),
+        _apart(source, _shown(target, theirs), heads, ours, rows),
+        _apart(target, _shown(source, ours), heads, theirs, (rows[1], rows[0])),
     )
 
 
@@ -164,8 +173,14 @@ def _shown(slots: Sequence[Slot], turned: Mapping[str, Slot]) -> list[Slot]:
     return [turned.get(slot.name, slot) for slot in slots]
 
 
-def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Mapping[str, Slot]) -> UnfusedSide:
-    splits = _Splits(other)
+def _apart(
+    mine: Sequence[Slot],
+    other: Sequence[Slot],
+    heads: Heads,
+    turned: Mapping[str, Slot],
+    rows: tuple[RowOrders, RowOrders],
+) -> UnfusedSide:
+    splits = _Splits(other, rows)
     names = {slot.name for slot in mine}
     shapes = {slot.name: slot.shape for slot in mine}
     made: list[Slot] = []
@@ -193,11 +208,15 @@ def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Ma
 
 
 class _Splits:
-    """The split tensors of one side, for looking up tensors of the other side."""
+    """The split tensors of one side, for looking up tensors of the other side.
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    Args:
+        rows: the orders of rows of the other side, and of this one.
+    """
+
+    def __init__(self, slots: Sequence[Slot], rows: tuple[RowOrders, RowOrders]) -> None:
         by_name = {slot.name: slot for slot in slots}
-        self._own = any(map(OWN_ORDER.search, by_name))
+        self._rows = rows[0]
         self._groups: dict[tuple[str, str], dict[tuple[Shape, ...], tuple[str, ...]]] = {}
         """(family, parameter) -> shapes of the parts -> names of the parts."""
         self._experts: dict[str, dict[tuple[int, Shape], str]] = {}
@@ -216,7 +235,7 @@ class _Splits:
             _, last, leaf = module_of(name)
             for family, fused, _ in FUSIONS:
                 if last in fused:
-                    self._fused[family, leaf, slot.shape] = order_of_rows(name, self._own)
+                    self._fused[family, leaf, slot.shape] = rows[1].of(name)
             found = _EXPERT.fullmatch(name)
             if found is not None:
                 experts.setdefault((found[1], found[3]), {})[int(found[2])] = slot
@@ -238,37 +257,37 @@ class _Splits:
         """
         if (slot.name.rpartition("experts.")[2], slot.shape) in self._whole:
             return None
-        return self._experts_of(slot, names, shapes) or self._parts_of(slot, heads, names)
+        return self._experts_of(slot, names, shapes) or self._parts_of(slot, heads)
 
-    def _parts_of(self, slot: Slot, heads: Heads, names: Collection[str]) -> Fused | str | None:
+    def _parts_of(self, slot: Slot, heads: Heads) -> Fused | str | None:
         front, last, leaf = module_of(slot.name)
+        own = self._rows.of(slot.name)
         for family, fused, _ in FUSIONS:
             if last not in fused or len(slot.shape) not in (1, 2):
                 continue
             if (family, leaf, slot.shape) in self._fused:
-                own = order_of_rows(slot.name, any(map(OWN_ORDER.search, names)))
                 if family == "qkv" and {own, self._fused[family, leaf, slot.shape]} == {IN_HEADS, IN_ROW}:
-                    return _of_both(slot, heads)
+                    return _of_both(slot, heads, own == IN_HEADS)
                 continue
             for shapes, split in self._groups.get((family, leaf), {}).items():
                 steps = _cut(slot.shape, shapes, "split", {})
                 if steps is None:
                     continue
-                if last in UNTOLD or (
-                    family == "qkv" and last not in HEAD_BY_HEAD and any(map(OWN_ORDER.search, names))
-                ):
+                if own == EITHER:
+                    return either(slot.name)
+                if own == OWN:
                     return (
-                        f"{_any(slot.name)} {list(slot.shape)} has its rows in a special order: state it in a rules "
-                        "file (`ckptfix help rules`)"
+                        f"{any_number(slot.name)} {list(slot.shape)} has its rows in a special order: state it in a "
+                        "rules file (`ckptfix help rules`)"
                     )
-                if last in HEAD_BY_HEAD:
+                if own == IN_HEADS:
                     if heads.query is None:
                         return (
-                            f"{_any(slot.name)} {list(slot.shape)} holds query, key and value head by head, or one "
-                            "after the other: pass --heads N (and --kv-heads N) if it is head by head"
+                            f"{any_number(slot.name)} {list(slot.shape)} holds query, key and value head by head, or "
+                            "one after the other: pass --heads N (and --kv-heads N) if it is head by head"
                         )
                     if not _fits(heads, shapes):
-                        return f"{_any(slot.name)} {list(slot.shape)} does not have the rows of {_said(heads)}"
+                        return f"{any_number(slot.name)} {list(slot.shape)} does not have the rows of {_said(heads)}"
                     options = heads.options if "kv" in heads.options else {"groups": heads.query}
                     steps = _cut(slot.shape, shapes, "deinterleave", options)
                     assert steps is not None
@@ -284,7 +303,7 @@ class _Splits:
             return None
         role = part_of_expert(behind)
         if role == "gate-up" and f"{slot.name}_bias" in names:
-            return f"{_any(slot.name)} {list(slot.shape)} may alternate the rows of gate and up, as in GPT-OSS"
+            return f"{any_number(slot.name)} {list(slot.shape)} may alternate the rows of gate and up, as in GPT-OSS"
         roles = ("gate", "up") if role == "gate-up" else (role,)
         count, *rest = slot.shape
         tables = [self._experts.get(role or "", {}) for role in roles]
@@ -300,7 +319,7 @@ class _Splits:
             if len(ways) != 1:
                 if ways:
                     return (
-                        f"{_any(slot.name)} {list(slot.shape)} may or may not hold its experts transposed: state "
+                        f"{any_number(slot.name)} {list(slot.shape)} may or may not hold its experts transposed: state "
                         "it in a rules file (`ckptfix help rules`)"
                     )
                 continue
@@ -330,21 +349,25 @@ class _Splits:
         return [turned for turned in (False, True) if whole[1:] == (plain[::-1] if turned else plain)]
 
 
-def _of_both(slot: Slot, heads: Heads) -> Fused | str:
-    """Return query, key and value of a tensor that the other side has in another order; a question without `heads`."""
-    front, last, leaf = module_of(slot.name)
+def _of_both(slot: Slot, heads: Heads, by_head: bool) -> Fused | str:
+    """Return query, key and value of a tensor that the other side has in another order; a question without `heads`.
+
+    Args:
+        by_head: whether the tensor holds them head by head.
+    """
+    front, _, leaf = module_of(slot.name)
     if heads.query is None:
         return (
-            f"{_any(slot.name)} {list(slot.shape)} and its counterpart may hold query, key and value in different "
-            "orders: pass --heads N (and --kv-heads N) if one of them is head by head"
+            f"{any_number(slot.name)} {list(slot.shape)} and its counterpart may hold query, key and value in "
+            "different orders: pass --heads N (and --kv-heads N) if one of them is head by head"
         )
     kv = heads.kv or heads.query
     size, odd = divmod(slot.shape[0], heads.query + 2 * kv)
     if odd:
-        return f"{_any(slot.name)} {list(slot.shape)} does not have the rows of {_said(heads)}"
+        return f"{any_number(slot.name)} {list(slot.shape)} does not have the rows of {_said(heads)}"
     options = heads.options if "kv" in heads.options else {"parts": 3}
     steps = Operation("split", options)
-    if last in HEAD_BY_HEAD:
+    if by_head:
         steps = Operation("deinterleave", options if "kv" in options else {"groups": heads.query, **options})
     parts = tuple(
         Slot(f"{front}{part}.{leaf}", (size * count, *slot.shape[1:]), slot.dtype)
@@ -372,11 +395,6 @@ def _fits(heads: Heads, shapes: Sequence[Shape]) -> bool:
     kv = heads.kv or heads.query
     size, odd = divmod(rows[0], heads.query)
     return not odd and heads.query % kv == 0 and all(row == size * kv for row in rows[1:])
-
-
-def _any(name: str) -> str:
-    """Return a name without its numbers, so that a question about all layers is asked once."""
-    return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", name)
 
 
 def _said(heads: Heads) -> str:

@@ -305,7 +305,7 @@ def _ordinals(
         return turns, any(played.keys() & {"attention", "recurrent"} for played in roles)
     if gated:
         found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
-    if not _are_norms(texts):
+    if not _are_norms(texts, roles):
         return found, False
     placed = [None if played.get("cross") == _CROSS else _before(played) for played in roles]
     known = [place for place in placed if place is not None]
@@ -319,8 +319,10 @@ def _ordinals(
 _CROSS = frozenset(["cross"])
 
 
-def _are_norms(texts: Iterable[str]) -> bool:
-    return all(re.search("norm|ln", text, re.IGNORECASE) for text in texts)
+def _are_norms(texts: Sequence[str], roles: Sequence[Mapping[str, frozenset[str]]]) -> bool:
+    """Return whether some names of modules of equal shapes say that they are norms, and the others say nothing."""
+    said = [re.search("norm|ln", text, re.IGNORECASE) is not None for text in texts]
+    return any(said) and all(norm or not played for norm, played in zip(said, roles, strict=True))
 
 
 def _turns(
@@ -410,7 +412,7 @@ def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
     played = [{(kind, part) for one in side for kind, found in one.roles.items() for part in found} for side in sides]
     counts = [Counter(kind for kind, _ in side) for side in played]
     vague = {kind for kind in WHOLES if min(count[kind] for count in counts) < 2}
-    if _are_norms([*ours, *theirs]):
+    if all(_are_norms(texts, [one.roles for one in side]) for texts, side in zip((ours, theirs), sides, strict=True)):
         vague = set()  # a part of a block has one norm
     whole = sides
     sides = _without(sides[0], vague), _without(sides[1], vague)

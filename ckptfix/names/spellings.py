@@ -142,8 +142,6 @@ _SPLIT_QKV = (
     ("q", "k", "v"),
 )
 
-HEAD_BY_HEAD = ("query_key_value", "linear_qkv", "attn")
-
 _OF_ATTENTION = {
     word: part
     for part, words in enumerate(("q query queries wq qs", "k key keys wk ks", "v value values wv vs"))

@@ -34,7 +34,7 @@ from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match import verify as verifier
 from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
 from ckptfix.ops.match.values import same_values
-from ckptfix.ops.quantized import refuse_apart, refuse_lone
+from ckptfix.ops.quantized import CONFIG, json_beside, refuse_apart, refuse_lone
 from ckptfix.ops.rename import run, sites
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -324,6 +324,11 @@ def converted(file: str, matching: Matching, operations: Operations) -> Mapping[
     return made
 
 
+def _config(side: targets.ExpectedModel) -> Mapping[str, object]:
+    """Return config.json beside the file of a side; empty if there is none."""
+    return {} if side.checkpoint is None else json_beside(side.checkpoint, CONFIG)
+
+
 def aligned(
     one: targets.ExpectedModel,
     target: targets.ExpectedModel,
@@ -349,7 +354,9 @@ def aligned(
     matching = matcher.match(slots, target.slots, by=by, reshape=reshape, proven=proven)
     if by == "structure":
         matching, operations = with_operations(
-            matching, slots, target.slots, heads or Heads(), proven, reshape=reshape
+            *(matching, slots, target.slots, heads or Heads(), proven),
+            reshape=reshape,
+            configs=(_config(one), _config(target)),
         )
     missing = {slot.name: slot.shape for slot in target.slots if slot.name in matching.missing}
     left = {slot.name: slot.shape for slot in slots if slot.name in matching.left}

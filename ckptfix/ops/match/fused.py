@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ckptfix.align import match as matcher
 from ckptfix.align.fused import FusedTensors, Heads, are_turned, sides, taken
-from ckptfix.align.layouts import is_glm, neighbours, orders, rotary
+from ckptfix.align.layouts import RowOrders, is_glm, neighbours, orders, rotary, row_orders
 from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import Refused
@@ -49,19 +49,26 @@ def with_operations(
     proven: Mapping[str, str],
     *,
     reshape: bool = False,
+    configs: tuple[Mapping[str, object], Mapping[str, object]] = ({}, {}),
 ) -> tuple[Matching, Operations]:
     """Split fused tensors if that pairs more of them, and reorder queries and keys for the target.
 
     Args:
         plain: the matching of the unchanged tensors.
         reshape: as for `ckptfix.align.match.match`.
+        configs: config.json beside the file of each side.
     """
+    ours, theirs = (
+        row_orders(side, config, heads.query is not None)
+        for side, config in zip((source, target), configs, strict=True)
+    )
+    rows = ours, theirs
     done = Operations()
     made = plain
-    question = orders(source, target, plain)
+    question = orders(plain, rows)
     if not plain.complete or are_turned(source, target) or question is not None:
-        made, done = _taken_apart(plain, source, target, heads, proven, reshape)
-        question = orders(source, target, made)
+        made, done = _taken_apart(plain, (source, target), heads, proven, reshape, rows)
+        question = orders(made, rows)
     if question is not None and any("--heads N" in asked for asked in done.questions):
         return made, replace(done, refused=True)
     if question is None and is_glm(source) != is_glm(target) and done.taken:
@@ -74,20 +81,21 @@ def with_operations(
 
 def _taken_apart(
     plain: Matching,
-    source: Sequence[Slot],
-    target: Sequence[Slot],
+    both: tuple[Sequence[Slot], Sequence[Slot]],
     heads: Heads,
     proven: Mapping[str, str],
     reshape: bool,
+    rows: tuple[RowOrders, RowOrders],
 ) -> tuple[Matching, Operations]:
-    mine, other = sides(source, target, heads)
+    source, target = both
+    mine, other = sides(source, target, heads, rows)
     questions = (*mine.questions, *other.questions)
     if not mine.fused and not other.fused:
         return plain, Operations(questions=questions)
     matching = matcher.match(mine.slots, other.slots, reshape=reshape, proven=proven)
     found, wrong = taken(matching, mine, other)
     turned = are_turned(source, target)
-    needed = turned or orders(source, target, plain) is not None
+    needed = turned or orders(plain, rows) is not None
     if wrong or _open(matching) >= _open(plain) + needed or any(_line(one) is None for one in found):
         if turned and plain.complete:
             question = "projections of one side are transposed on the other side, and some have no counterpart"
