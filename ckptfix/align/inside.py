@@ -15,12 +15,12 @@ from functools import partial
 from itertools import zip_longest
 from operator import attrgetter
 
-from ckptfix.align import roles
+from ckptfix.align import numbered, roles
 from ckptfix.align.nesting import Twins, crossing
 from ckptfix.align.pairs import Link
-from ckptfix.align.repeated import RepeatedBlocks
+from ckptfix.align.repeated import RepeatedBlocks, ranks
 from ckptfix.align.state import AlignState
-from ckptfix.align.units import ModelSide, Unit
+from ckptfix.align.units import ModelSide, Unit, fronts
 
 ROUNDS = 6
 """Times that what has become certain is used again. Each settles a level of the tree."""
@@ -58,7 +58,11 @@ def settle(state: AlignState, held: Collection[Unit] = ()) -> bool:
         repeated = RepeatedBlocks(sure, (state.a, state.b), twins.of)
         found: dict[Unit, Unit] = {}
         for place, ours, theirs in _rows(state, sure, partial(twins.place, crossing=across), held):
-            found |= _decided(ours, theirs, place, sure, beside) or repeated.decided(ours, theirs, place)
+            found |= (
+                _decided(ours, theirs, place, sure, beside)
+                or repeated.decided(ours, theirs, place)
+                or _by_number(ours, theirs, place, (state.a, state.b))
+            )
         if not found:
             return changed
         _apply(state, found)
@@ -92,10 +96,7 @@ def _decided(
     beside: tuple[_Companions, _Companions],
 ) -> dict[Unit, Unit]:
     """Return the certain pairs of `ours` and `theirs`, whose counterparts are each other's."""
-    labels = [
-        [f"{{}}{unit.path[len(front) :]}" if front else unit.path for unit in units]
-        for units, front in zip((ours, theirs), place, strict=True)
-    ]
+    labels = [_labels(units, front) for units, front in zip((ours, theirs), place, strict=True)]
     if len(ours) == 1:
         paths = ours[0].path, theirs[0].path
         return {} if _contrary(*(texts[0] for texts in labels)) or _contrary(*paths) else {ours[0]: theirs[0]}
@@ -116,6 +117,33 @@ def _decided(
     if any(map(_counts_twice, labels)):
         return {}
     return {ours[row]: theirs[column] for row, column in roles.told(*labels)}
+
+
+def _labels(units: Iterable[Unit], front: str) -> list[str]:
+    """Return the paths of modules in a block; those of modules elsewhere are left out."""
+    if not front:
+        return [unit.path for unit in units]
+    return [f"{{}}{unit.path[len(front) :]}" for unit in units if unit.path.startswith(front)]
+
+
+def _by_number(
+    ours: Sequence[Unit], theirs: Sequence[Unit], place: Place, sides: tuple[ModelSide, ModelSide]
+) -> dict[Unit, Unit]:
+    """Return the pairs of modules that one side numbers, all but one, and that the other side has in order."""
+    if place == NOWHERE or not 1 < len(ours) <= MOST:
+        return {}
+    texts, others = _labels(ours, place[0]), _labels(theirs, place[1])
+    if _counts_twice(texts) or _counts_twice(others):
+        return {}
+    held = [[unit for unit in side.units if unit.slots and unit.path.startswith(front)]
+            for side, front in zip(sides, place, strict=True)]  # fmt: skip
+    near = [_labels(units, front) for units, front in zip(held, place, strict=True)]
+    similar = [
+        _labels((unit for unit in units if ranks(unit) == ranks(ours[0]) and unit.kind != ours[0].kind), front)
+        for units, front in zip(held, place, strict=True)
+    ]
+    rows = numbered.paired(texts, others, (near[0], near[1]), (similar[0], similar[1]))
+    return {ours[row]: theirs[to] for row, to in rows}
 
 
 def _contrary(one: str, other: str) -> bool:
@@ -173,6 +201,36 @@ def _on_both_sides(
     return len(known) == len(beside[0].among(ours)) == len(beside[1].among(theirs)) and all(
         beside[0].course(one) * beside[1].course(other) >= 0 for one, other in known.items()
     )
+
+
+def shifted(state: AlignState) -> Iterator[Link]:
+    """Yield the links of norms that may belong to the next matrix, because the two sides may group them differently.
+
+    One side may group a norm with the convolution after it, and the other side with the one before it. Then one norm
+    is left outside of the blocks on each side: the last one, and the first one. Nothing is yielded if the order of
+    definition shows the same grouping, if widths show it, or if words show that the norms outside are the same.
+    """
+    sure = {link.one: link.other for link in state.links if not link.instead}
+    beside = _Companions(state.a), _Companions(state.b)
+    grouped: dict[Hashable, list[Link]] = {}
+    outside: dict[Hashable, list[Link]] = {}
+    same: set[Hashable] = set()
+    for link in state.links:
+        kind = link.one.kind
+        near = beside[0].of(link.one), beside[1].of(link.other)
+        if link.instead or _is_matrix(link.one):
+            continue
+        if near[0] is not None and near[1] is not None and sure.get(near[0]) is near[1]:
+            if beside[0].course(link.one) * beside[1].course(link.other) > 0 or _one_end(link.one, near[0]):
+                same.add(kind)
+            elif beside[0].housed(link.one) and beside[1].housed(link.other):
+                grouped.setdefault(kind, []).append(link)
+        elif not fronts(link.one.path) and not fronts(link.other.path):
+            found = [roles.parts([unit.path])[0] for unit in (link.one, link.other)]
+            if roles.score(*found) <= 0:
+                outside.setdefault(kind, []).append(link)
+    for kind in grouped.keys() & outside.keys() - same:
+        yield from (*grouped[kind], *outside[kind])
 
 
 class _Companions:

@@ -24,7 +24,7 @@ class RepeatedBlocks:
             for unit in side.units:
                 if unit.slots:
                     for front in unit.holders:
-                        found.setdefault(front, set()).add((unit.path[len(front) :], _ranks(unit)))
+                        found.setdefault(front, set()).add((unit.path[len(front) :], ranks(unit)))
         self._keys: dict[Place, Hashable] = {}
         self._known: dict[tuple[Hashable, str], set[str]] = {}
         for one, other in sure.items():
@@ -55,5 +55,6 @@ class RepeatedBlocks:
         return self._keys[place]
 
 
-def _ranks(unit: Unit) -> Hashable:
+def ranks(unit: Unit) -> Hashable:
+    """Return the names of a module's tensors and their numbers of dimensions."""
     return frozenset((leaf, len(slot.shape)) for leaf, slot in unit.slots.items())

@@ -19,7 +19,7 @@ from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
 from ckptfix.align.groups import MOST, Sides, UnitGroup, alike, buckets, levelled, lonely_units
 from ckptfix.align.groups import groups as by_template
-from ckptfix.align.inside import settle
+from ckptfix.align.inside import settle, shifted
 from ckptfix.align.levels import surroundings, turned
 from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
@@ -172,6 +172,9 @@ def _paired(source: Sequence[Slot], target: Sequence[Slot], reshape: bool, prove
     kept = {unit for unit in state.a.units if flat(unit) in held} if held else ()
     if state.compared <= COMPARED and settle(state, kept):
         _doubt_blocks(state)
+    for link in shifted(state):
+        if link.why != PROOF:
+            _doubt(state, link)
     _name_rivals(state)
     return matching(state.links, (state.a, state.b), source, target)
 
