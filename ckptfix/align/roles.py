@@ -321,8 +321,12 @@ _CROSS = frozenset(["cross"])
 
 def _are_norms(texts: Sequence[str], roles: Sequence[Mapping[str, frozenset[str]]]) -> bool:
     """Return whether some names of modules of equal shapes say that they are norms, and the others say nothing."""
-    said = [re.search("norm|ln", text, re.IGNORECASE) is not None for text in texts]
+    said = [_says_norm(text) for text in texts]
     return any(said) and all(norm or not played for norm, played in zip(said, roles, strict=True))
+
+
+def _says_norm(text: str) -> bool:
+    return re.search("norm|ln", text, re.IGNORECASE) is not None
 
 
 def _turns(
@@ -412,7 +416,10 @@ def told(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
     played = [{(kind, part) for one in side for kind, found in one.roles.items() for part in found} for side in sides]
     counts = [Counter(kind for kind, _ in side) for side in played]
     vague = {kind for kind in WHOLES if min(count[kind] for count in counts) < 2}
-    if all(_are_norms(texts, [one.roles for one in side]) for texts, side in zip((ours, theirs), sides, strict=True)):
+    norms = [_are_norms(texts, [one.roles for one in side]) for texts, side in zip((ours, theirs), sides, strict=True)]
+    if all(norms) and not any(all(map(_says_norm, texts)) for texts in (ours, theirs)):
+        return []  # each may be what the other side has no word for
+    if all(norms):
         vague = set()  # a part of a block has one norm
     whole = sides
     sides = _without(sides[0], vague), _without(sides[1], vague)

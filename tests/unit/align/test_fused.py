@@ -292,6 +292,54 @@ def test_orders_that_models_are_known_for(source: Shapes, target: Shapes, word: 
         assert any(word in question for question in operations.questions) or not operations.taken
 
 
+GPT = {"ln_1.weight": (D,), "attn.c_attn.bias": (3 * D,), "attn.c_proj.bias": (D,), "ln_2.weight": (D,),
+       "mlp.c_fc.bias": (4 * D,), "mlp.c_proj.bias": (D,)}  # fmt: skip
+MATRICES = {"attn.c_attn.weight": (3 * D, D), "attn.c_proj.weight": (D, D), "mlp.c_fc.weight": (4 * D, D),
+            "mlp.c_proj.weight": (D, 4 * D)}  # fmt: skip
+LINEAR: Shapes = layered({**GPT, **MATRICES}, "transformer.h")
+"""nanoGPT, or GPTBigCode without multi_query."""
+
+BIGCODE = {"model_type": "gpt_bigcode", "multi_query": False}
+
+CONV: Shapes = layered({**GPT, **{name: shape[::-1] for name, shape in MATRICES.items()}}, "transformer.h")
+MASKED: Shapes = {**LINEAR, **layered({"attn.bias": (1, 1, 9, 9)}, "transformer.h")}
+PARTS: Shapes = layered({**{name: shape for name, shape in {**GPT, **MATRICES}.items() if "c_attn" not in name},
+                         **{f"attn.{part}_proj.weight": (D, D) for part in "qkv"},
+                         **{f"attn.{part}_proj.bias": (D,) for part in "qkv"}}, "transformer.h")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "config", "heads", "said"),
+    [
+        (CONV, LINEAR, {}, None, None),
+        (CONV, LINEAR, BIGCODE, None, None),
+        (CONV, LINEAR, BIGCODE, 2, "transpose | split parts=3 | interleave"),
+        (CONV, LINEAR, {"model_type": "gpt2"}, None, "transpose"),
+        (CONV, LINEAR, {}, 2, "transpose | split parts=3 | interleave"),
+        (CONV, MASKED, {}, None, "transpose"),
+        (CONV, {name: shape for name, shape in LINEAR.items() if "c_attn.bias" not in name}, {}, None, "transpose"),
+        (PARTS, LINEAR, {}, None, None),
+        (PARTS, LINEAR, {}, 2, "interleave"),
+        (PARTS, LINEAR, {"model_type": "gpt2"}, None, "concat"),
+        (LINEAR, LINEAR, {}, None, ""),
+    ],
+)  # fmt: skip
+def test_c_attn_of_a_linear_layer_has_either_of_two_orders(
+    source: Shapes, target: Shapes, config: Mapping[str, object], heads: int | None, said: str | None
+) -> None:
+    """GPTBigCode has nanoGPT's names and shapes, and holds query, key and value head by head."""
+    ours = [slot for slot in side(source) if not (slot.name.endswith("c_attn.bias") and slot.name not in target)]
+    ours = ours if "q_proj" not in str(ours) else side(source)
+    theirs = side(target)
+    made, done = with_operations(match(ours, theirs), ours, theirs, Heads(heads), {}, configs=({}, config))
+    if said is None:
+        assert done.questions and (done.refused or not made.complete)
+    else:
+        assert made.complete and not done.refused
+        lines = {" | ".join(map(str, one.operations)) for one in done.taken if "c_attn" in str((one.old, one.new))}
+        assert any(said in line for line in lines) or (not said and not lines)
+
+
 def saved(path: Path, shapes: Shapes) -> Path:
     torch.manual_seed(0)
     torch.save({name: torch.randn(shape) for name, shape in shapes.items()}, path)

@@ -61,6 +61,42 @@ def test_what_is_between_two_stages_may_be_part_of_either() -> None:
     answered(pairs, shapes)
 
 
+@pytest.mark.parametrize("last", ["norm", "final_norm", "zandex"])
+@pytest.mark.parametrize("order", ["as run", "sorted"])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_norm_before_its_convolution_is_not_that_after_it(last: str, order: str, back: bool) -> None:
+    """One side groups each norm with the convolution behind it, the other side with the one in front of it."""
+    pairs = {"stem.conv": "stem.conv"}
+    shapes = {"stem.conv": (4, 3, 3, 3)}
+    norm = "stem.norm"
+    for block, (part, size) in ((at, one) for at in range(2) for one in ((1, 1), (2, 3))):
+        pairs |= {f"layers.{block}.part{part}.norm": norm,
+                  f"layers.{block}.part{part}.conv": f"blocks.{block}.unit{part}.conv"}  # fmt: skip
+        shapes |= {f"layers.{block}.part{part}.norm": (4,), f"layers.{block}.part{part}.conv": (4, 4, size, size)}
+        norm = f"blocks.{block}.unit{part}.norm"
+    pairs |= {last: norm, "fc": "fc"}
+    shapes |= {last: (4,), "fc": (7, 4)}
+    run = sorted(pairs.values(), key=lambda name: (name == "fc", name != "stem.conv", name != "stem.norm",
+                                                   name.rpartition(".")[0], name))  # fmt: skip
+    if back:
+        pairs, shapes = {other: one for one, other in pairs.items()}, {pairs[one]: shapes[one] for one in shapes}
+        run = [pairs[one] for one in run]
+    theirs = {other: shapes[one] for one, other in pairs.items()}
+    found = match(slots(shapes), slots({name: theirs[name] for name in (sorted(theirs) if order == "sorted" else run)}))
+    assert not found.complete or all(pairs[row.source[:-7]] == row.target[:-7] for row in found.pairs)
+
+
+@pytest.mark.parametrize("text", ["final_norm", "norm"])
+def test_norms_that_both_sides_group_alike_are_certain(text: str) -> None:
+    pairs = {"stem.conv": "entry.conv", "stem.norm": "entry.norm", text: text}
+    shapes = {"stem.conv": (4, 3, 3, 3), "stem.norm": (4,), text: (4,)}
+    for block, (part, size) in ((at, one) for at in range(2) for one in ((1, 1), (2, 3))):
+        for leaf, shape in (("conv", (4, 4, size, size)), ("norm", (4,))):
+            pairs[f"layers.{block}.part{part}.{leaf}"] = f"blocks.{block}.unit{part}.{leaf}"
+            shapes[f"layers.{block}.part{part}.{leaf}"] = shape
+    assert answered(pairs, shapes, [*pairs.values()])
+
+
 def test_three_projections_in_one_module_are_not_any_three() -> None:
     """One side has query, key and value in a module; the other has query, value and output in one."""
     parts = {"attention.self.query": "self_attn.q_proj", "attention.self.key": "zanpel",
