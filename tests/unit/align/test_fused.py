@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -299,6 +300,11 @@ MATRICES = {"attn.c_attn.weight": (3 * D, D), "attn.c_proj.weight": (D, D), "mlp
 LINEAR: Shapes = layered({**GPT, **MATRICES}, "transformer.h")
 """nanoGPT, or GPTBigCode without multi_query."""
 
+
+def plain(shapes: Shapes) -> Shapes:
+    return {name: shape for name, shape in shapes.items() if "c_attn.bias" not in name}
+
+
 BIGCODE = {"model_type": "gpt_bigcode", "multi_query": False}
 
 CONV: Shapes = layered({**GPT, **{name: shape[::-1] for name, shape in MATRICES.items()}}, "transformer.h")
@@ -317,7 +323,7 @@ PARTS: Shapes = layered({**{name: shape for name, shape in {**GPT, **MATRICES}.i
         (CONV, LINEAR, {"model_type": "gpt2"}, None, "transpose"),
         (CONV, LINEAR, {}, 2, "transpose | split parts=3 | interleave"),
         (CONV, MASKED, {}, None, "transpose"),
-        (CONV, {name: shape for name, shape in LINEAR.items() if "c_attn.bias" not in name}, {}, None, "transpose"),
+        (plain(CONV), plain(LINEAR), {}, None, "transpose"),
         (PARTS, LINEAR, {}, None, None),
         (PARTS, LINEAR, {}, 2, "interleave"),
         (PARTS, LINEAR, {"model_type": "gpt2"}, None, "concat"),
@@ -328,9 +334,7 @@ def test_c_attn_of_a_linear_layer_has_either_of_two_orders(
     source: Shapes, target: Shapes, config: Mapping[str, object], heads: int | None, said: str | None
 ) -> None:
     """GPTBigCode has nanoGPT's names and shapes, and holds query, key and value head by head."""
-    ours = [slot for slot in side(source) if not (slot.name.endswith("c_attn.bias") and slot.name not in target)]
-    ours = ours if "q_proj" not in str(ours) else side(source)
-    theirs = side(target)
+    ours, theirs = side(source), side(target)
     made, done = with_operations(match(ours, theirs), ours, theirs, Heads(heads), {}, configs=({}, config))
     if said is None:
         assert done.questions and (done.refused or not made.complete)
@@ -400,3 +404,25 @@ def test_a_list_of_projections_is_query_key_value_and_output() -> None:
     assert found.complete
     plain = [Slot(slot.name.replace("linears.", "linear"), slot.shape) for slot in one]
     assert not match(plain, other).complete
+
+
+@pytest.mark.parametrize("beside", ["gpt2", "gpt_bigcode", None])
+def test_config_beside_a_file_tells_the_rows_of_c_attn(tmp_path: Path, beside: str | None) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    source, target = saved(tmp_path / "in.pth", CONV), saved(folder / "pytorch_model.bin", LINEAR)
+    if beside is not None:
+        (folder / "config.json").write_text(json.dumps({"model_type": beside, "multi_query": False}))
+    old, name = torch.load(source, weights_only=True), "transformer.h.1.attn.c_attn.bias"
+    if beside != "gpt2":
+        with pytest.raises(NoMatch, match="query, key and value"):
+            ckptfix.match(source, tmp_path / "out.pth", target)
+    heads = None if beside == "gpt2" else 2
+    ckptfix.match(source, tmp_path / "out.pth", target, heads=heads)
+    new = torch.load(tmp_path / "out.pth", weights_only=True)
+    wanted = old[name] if heads is None else old[name].view(3, heads, -1).transpose(0, 1).flatten()
+    assert torch.equal(new[name], wanted)
+    weight = name.replace("bias", "weight")
+    rows = old[weight].T
+    wanted = rows if heads is None else rows.view(3, heads, -1, D).transpose(0, 1).reshape(3 * D, D)
+    assert torch.equal(new[weight], wanted)
