@@ -67,7 +67,7 @@ def test_what_is_between_two_stages_may_be_part_of_either() -> None:
 def test_a_norm_before_its_convolution_is_not_that_after_it(last: str, order: str, back: bool) -> None:
     """One side groups each norm with the convolution behind it, the other side with the one in front of it."""
     pairs = {"stem.conv": "stem.conv"}
-    shapes = {"stem.conv": (4, 3, 3, 3)}
+    shapes: dict[str, tuple[int, ...]] = {"stem.conv": (4, 3, 3, 3)}
     norm = "stem.norm"
     for block, (part, size) in ((at, one) for at in range(2) for one in ((1, 1), (2, 3))):
         pairs |= {f"layers.{block}.part{part}.norm": norm,
