@@ -207,29 +207,36 @@ def shifted(state: AlignState) -> Iterator[Link]:
     """Yield the links of norms that may belong to the next matrix, because the two sides may group them differently.
 
     One side may group a norm with the convolution after it, and the other side with the one before it. Then one norm
-    is left outside of the blocks on each side: the last one, and the first one. Nothing is yielded if the order of
-    definition shows the same grouping, if widths show it, or if words show that the norms outside are the same.
+    is left outside of the blocks on each side: the last one, and the first one. Links are yielded if the order of
+    definition differs, or if only one of the norms outside is beside a matrix; not if order or widths show the same
+    grouping, or if words show that the norms outside are the same.
     """
     sure = {link.one: link.other for link in state.links if not link.instead}
     beside = _Companions(state.a), _Companions(state.b)
     grouped: dict[Hashable, list[Link]] = {}
     outside: dict[Hashable, list[Link]] = {}
     same: set[Hashable] = set()
+    apart: set[Hashable] = set()
     for link in state.links:
         kind = link.one.kind
         near = beside[0].of(link.one), beside[1].of(link.other)
         if link.instead or _is_matrix(link.one):
             continue
         if near[0] is not None and near[1] is not None and sure.get(near[0]) is near[1]:
-            if beside[0].course(link.one) * beside[1].course(link.other) > 0 or _one_end(link.one, near[0]):
+            course = beside[0].course(link.one) * beside[1].course(link.other)
+            if course > 0 or _one_end(link.one, near[0]):
                 same.add(kind)
             elif beside[0].housed(link.one) and beside[1].housed(link.other):
                 grouped.setdefault(kind, []).append(link)
+                if course < 0:
+                    apart.add(kind)
         elif not fronts(link.one.path) and not fronts(link.other.path):
             found = [roles.parts([unit.path])[0] for unit in (link.one, link.other)]
             if roles.score(*found) <= 0:
                 outside.setdefault(kind, []).append(link)
-    for kind in grouped.keys() & outside.keys() - same:
+                if (near[0] is None) != (near[1] is None):
+                    apart.add(kind)
+    for kind in grouped.keys() & outside.keys() & apart - same:
         yield from (*grouped[kind], *outside[kind])
 
 
