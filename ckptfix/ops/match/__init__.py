@@ -226,9 +226,10 @@ def find(
         def fit(mine: targets.ExpectedModel) -> tuple[Matching, Operations]:
             nonlocal target
             proven = same_values(mine, target) if by == "structure" else {}
+            configs = _config(mine), _config(target)
             target = target.without_values()  # its tensors would need memory while names are matched
             count = Heads(heads, kv_heads)
-            return aligned(mine, target, proven, by=by, reshape=reshape, heads=count, blocks=blocks)
+            return aligned(mine, target, proven, by=by, reshape=reshape, heads=count, blocks=blocks, configs=configs)
 
         by_layers = in_torchs_layout(checkpoint, one, fit) if by == "structure" and blocks is None else None
         matching, operations = by_layers or fit(one)
@@ -338,12 +339,14 @@ def aligned(
     reshape: bool = False,
     heads: Heads | None = None,
     blocks: str | None = None,
+    configs: tuple[Mapping[str, object], Mapping[str, object]] | None = None,
 ) -> tuple[Matching, Operations]:
     """Match the tensors of `one` to those of `target`, and find the operations that further tensors need.
 
     Args:
         proven: pairs of tensors that have equal bytes.
         blocks: as for `match`.
+        configs: config.json beside each file; None to read them.
     """
     chosen = None if blocks is None else depths.choose(one.slots, target.slots, blocks)
     slots: Sequence[Slot] = one.slots
@@ -356,7 +359,7 @@ def aligned(
         matching, operations = with_operations(
             *(matching, slots, target.slots, heads or Heads(), proven),
             reshape=reshape,
-            configs=(_config(one), _config(target)),
+            configs=configs or (_config(one), _config(target)),
         )
     missing = {slot.name: slot.shape for slot in target.slots if slot.name in matching.missing}
     left = {slot.name: slot.shape for slot in slots if slot.name in matching.left}
