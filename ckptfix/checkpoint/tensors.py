@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.address import join
@@ -202,7 +201,6 @@ def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-@lru_cache(1 << 10)
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the stride that torch gives a new tensor of `shape`."""
     stride = []
