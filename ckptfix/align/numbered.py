@@ -2,8 +2,9 @@
 
 ``bn2`` beside a norm that nothing describes is the second of two: a third norm would be needed if numbers began at 0,
 and nothing else in the block begins with ``bn1``. ``bn1`` may be the first of two, or the second after ``bn0``, and
-says nothing. A list (``norms.1``) and letters (``conv_b``) begin at the first. The numbers may count modules of other
-shapes too, so a norm of another width that nothing describes leaves all open.
+says nothing. Letters (``conv_b``) begin at the first. The numbers of a list (``shortcut.0``) count its own modules, and
+not one beside it. The numbers may count modules of other shapes too, so a norm of another width that nothing describes
+leaves all open.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def _all_but_one(texts: Sequence[str], side: Sequence[RoleEvidence], beside: Col
             if len(found) != 1:
                 return None
             front, number, behind = text[: found[0].start()], found[0][0], text[found[0].end() :]
-            zero = not number.isdecimal() or (front.endswith(".") and not behind)
+            if front[-1:] in ("", ".") and behind[:1] in ("", "."):
+                return None
+            zero = not number.isdecimal()
             fronts.add((front, behind))
             numbers.append(_value(number))
     start = 0 if zero or 0 in numbers else 1 if len(texts) in numbers else None

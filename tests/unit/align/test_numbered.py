@@ -18,7 +18,6 @@ FULL = ["{}.norm1", "{}.norm2"]
         (FULL, ["{}.bn2", "{}.zan"], ["zan", "bn2"]),
         (FULL, ["{}.bn0", "{}.zan"], ["bn0", "zan"]),
         (FULL, ["{}.bn_b", "{}.zan"], ["zan", "bn_b"]),
-        (FULL, ["{}.norms.1", "{}.zan"], ["zan", "norms.1"]),
         (["{}.conv1", "{}.conv2", "{}.conv3"], ["{}.zan", "{}.cv1", "{}.cv3"], ["cv1", "zan", "cv3"]),
         (["{}.0", "{}.1"], ["{}.h2h", "{}.zan"], ["zan", "h2h"]),
         # bn1 may be the second after bn0.
@@ -26,7 +25,9 @@ FULL = ["{}.norm1", "{}.norm2"]
         # Two that nothing describes.
         (FULL, ["{}.zan", "{}.kip"], None),
         (["{}.conv1", "{}.conv2", "{}.conv3"], ["{}.zan", "{}.kip", "{}.c3"], None),
-        # A list of layers of all kinds.
+        # Lists count their own modules, and may hold layers of all kinds.
+        (FULL, ["{}.norms.1", "{}.zan"], None),
+        (["{}.0", "{}.4"], ["{}.zan", "{}.shortcut.0"], None),
         (FULL, ["{}.layer.1.norm", "{}.zan"], None),
         # Neither side is in order.
         (["{}.kip", "{}.norm2"], ["{}.zan", "{}.bn2"], None),
