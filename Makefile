@@ -32,7 +32,7 @@ quick: $(READY) ## Run the tests that show a mistake soonest; some 60 seconds on
 test: $(READY) ## Run the tests; some four minutes
 	$(PYTEST) -m "not campaign" $(ARGS)
 
-test-all: $(READY) ## Run the tests and a slice of every campaign; some twelve minutes
+test-all: $(READY) ## Run the tests and a slice of every campaign; some ten minutes
 	$(PYTEST) $(ARGS)
 
 lint: $(READY) ## Check style, types and words
