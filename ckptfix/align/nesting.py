@@ -173,32 +173,6 @@ def _kinds(units: Iterable[Unit]) -> int:
     })  # fmt: skip
 
 
-def strays(links: Sequence[tuple[Unit, Unit]]) -> set[int]:
-    """Return the indices of pairs of a module that leaves its block alone, for a place beside modules of other blocks.
-
-    All others of its block have their counterparts in one block. So a norm of a block is not the one at the end of the
-    model, even if they have the same name.
-    """
-    return {index for turned in (False, True) for index in _strays([pair[::-1] for pair in links] if turned else links)}
-
-
-def _strays(links: Sequence[tuple[Unit, Unit]]) -> Iterator[int]:
-    blocks: dict[str, list[int]] = {}
-    beside: dict[str, list[int]] = {}
-    for index, (one, other) in enumerate(links):
-        blocks.setdefault(next((front for front in reversed(one.fronts) if front != one.path), ""), []).append(index)
-        beside.setdefault(other.path.rpartition(".")[0], []).append(index)
-    blocks.pop("", None)
-    for block, indices in blocks.items():
-        held = Counter(front for index in indices for front in links[index][1].fronts if front != links[index][1].path)
-        shared = [front for front, count in held.items() if count == len(indices) - 1]
-        for front in shared:
-            (index,) = (index for index in indices if front not in links[index][1].fronts)
-            near = beside[links[index][1].path.rpartition(".")[0]]
-            if any(not links[row][0].path.startswith(f"{block}.") for row in near):
-                yield index
-
-
 class _Homes:
     """The blocks that contain the modules of each signature."""
 

@@ -21,7 +21,7 @@ from ckptfix.align.groups import MOST, Sides, UnitGroup, alike, buckets, levelle
 from ckptfix.align.groups import groups as by_template
 from ckptfix.align.inside import settle, shifted
 from ckptfix.align.levels import surroundings, turned
-from ckptfix.align.nesting import crossed, strays, turnable
+from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
 from ckptfix.align.result import Matching
 from ckptfix.align.roles import RoleEvidence, singular
@@ -172,8 +172,7 @@ def _paired(source: Sequence[Slot], target: Sequence[Slot], reshape: bool, prove
     kept = {unit for unit in state.a.units if flat(unit) in held} if held else ()
     if state.compared <= COMPARED and settle(state, kept):
         _doubt_blocks(state)
-    stray = (state.links[index] for index in strays([(link.one, link.other) for link in state.links]))
-    for link in (*shifted(state), *stray):
+    for link in shifted(state):
         if link.why != PROOF:
             _doubt(state, link)
     _name_rivals(state)

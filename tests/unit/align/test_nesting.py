@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckptfix.align.nesting import crossed, strays, turnable
+from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.units import Unit, side
 from ckptfix.names.slots import Slot
 
@@ -104,22 +104,3 @@ def test_only_what_convolves_is_a_way_up(front: str, turned: bool) -> None:
     one = side([*conv, *slots]).units
     other = side([replace(slot, name=slot.name.replace("model.", "")) for slot in (*conv, *slots)]).units
     assert turnable(list(zip(one, other, strict=True)), (one, other)) == ({1, 2, 3} if turned else set())
-
-
-BLOCK = {"blocks.0.q": "h.0.attn.q", "blocks.0.k": "h.0.attn.k", "blocks.0.norm": "h.0.attn.ln"}
-ENDS = {"embed": "wte", "head": "lm_head"}
-
-
-@pytest.mark.parametrize(
-    ("norms", "wanted"),
-    [
-        ({"blocks.0.final_norm": "ln_f", "norm": "h.0.ln"}, {"blocks.0.final_norm", "norm"}),
-        ({"blocks.0.final_norm": "h.0.ln", "norm": "ln_f"}, set()),
-        # A list of norms beside the blocks.
-        ({"blocks.0.final_norm": "norms.0", "norm": "ln_f"}, set()),
-    ],
-)
-def test_a_module_that_leaves_its_block_alone(norms: dict[str, str], wanted: set[str]) -> None:
-    pairs = {**BLOCK, **norms, **ENDS}
-    rows = list(zip(units(pairs), units(pairs.values()), strict=True))
-    assert {rows[index][0].path for index in strays(rows)} == wanted
