@@ -70,7 +70,7 @@ def row_orders(slots: Sequence[Slot], config: Mapping[str, object], by_head: boo
     names and shapes. nanoGPT may lack biases, and has a causal mask in some versions; otherwise config.json must tell.
 
     Args:
-        config: config.json beside the file; empty if there is none.
+        config: the settings in config.json beside the file, if it exists.
         by_head: the user has given the number of heads, for tensors whose order does not show.
     """
     shapes = {slot.name: slot.shape for slot in slots}

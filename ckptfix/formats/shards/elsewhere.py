@@ -5,7 +5,8 @@ A program that splits a model again can leave an index of files that are gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from ckptfix.commands import command, verbatim, word
 from ckptfix.dataclass import dataclass
@@ -74,11 +75,11 @@ def lone_shard(path: str) -> LoneShard | None:
     suffix = f"{name[4] or ''}.{name[5]}"
     number, count = int(name[2]), int(name[3])
     try:
-        have = find(str(place.parent)).groups.get((name[1], suffix, count), {})
+        files = find(str(place.parent))
     except CkptfixError:
         return None
-    missing = missing_numbers(count, have, name[1], suffix)
-    return LoneShard(path, number, count, listed_beside(path), tuple(missing))
+    missing = missing_numbers(count, files.groups.get((name[1], suffix, count), {}), name[1], suffix)
+    return LoneShard(path, number, count, _listed(place, files.indexes), tuple(missing))
 
 
 def settled(path: str, findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -134,12 +135,15 @@ def listed_beside(path: str) -> dict[str, str]:
     An index that cannot be read lists nothing, because it is not a part of the file.
     """
     place = as_path(path)
-    folder = str(place.parent)
-    shard_of: dict[str, str] = {}
     try:
-        indexes = find(folder).indexes
+        return _listed(place, find(str(place.parent)).indexes)
     except CkptfixError:
         return {}
+
+
+def _listed(place: Path, indexes: Iterable[str]) -> dict[str, str]:
+    """Return key -> shard, for the tensors that these indexes beside the shard at `place` list in other shards."""
+    shard_of: dict[str, str] = {}
     for name in indexes:
         try:
             rows = read_index(str(place.parent / name)).weight_map

@@ -326,7 +326,7 @@ def converted(file: str, matching: Matching, operations: Operations) -> Mapping[
 
 
 def _config(side: targets.ExpectedModel) -> Mapping[str, object]:
-    """Return config.json beside the file of a side; empty if there is none."""
+    """Return the settings in config.json beside the file of a side, if it exists."""
     return {} if side.checkpoint is None else json_beside(side.checkpoint, CONFIG)
 
 

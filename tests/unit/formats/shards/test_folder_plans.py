@@ -164,7 +164,7 @@ def test_new_tensors_lie_in_the_shards_of_their_old_keys(tmp_path: Path) -> None
     assert all(index["weight_map"][f"x.{old}"] == before[old] for old in kept if old != "layers.0.weight")
     assert index["metadata"]["total_size"] == nbytes(wanted)
     shards = [open_checkpoint(path) for path in (tmp_path / "out").glob("*-of-*")]
-    assert [shard.metadata["who"] for shard in shards] == ["me"] * 3, "that of which nothing is kept is not written"
+    assert [shard.metadata["who"] for shard in shards] == ["me"] * 3, "a shard that keeps no tensor is not written"
     assert (tmp_path / "out/config.json").read_bytes() == (folder / "config.json").read_bytes()
     assert not ckptfix.inspect(tmp_path / "out").findings
 
