@@ -26,10 +26,14 @@ from ckptfix.ops.quantized import quantization_of
 if TYPE_CHECKING:
     import torch
 
+    from ckptfix.align.fused import Heads
     from ckptfix.align.result import Matching
     from ckptfix.ops.match.fused import Operations
 
-    Prove = Callable[[Matching, Operations, Sequence[Slot]], tuple[Matching, Operations]]
+    Again = Callable[[Heads], tuple[Matching, Operations]]
+    """Match again with numbers of heads."""
+
+    Prove = Callable[[Matching, Operations, Sequence[Slot], Again | None], tuple[Matching, Operations]]
     """Return what is proved of a matching of the slots of a file, or raise an error."""
 
 
@@ -165,11 +169,17 @@ def _matched(
 
     operations = Operations()
     try:
-        matching = match(source.slots(), target.slots(), by=how)
+        plain = match(source.slots(), target.slots(), by=how)
+        matching = plain
+
+        def with_heads(heads: Heads) -> tuple[Matching, Operations]:
+            return with_operations(plain, source.slots(), target.slots(), heads, {})
+
         if how == "structure":
-            matching, operations = with_operations(matching, source.slots(), target.slots(), Heads(), {})
+            matching, operations = with_heads(Heads())
         if prove is not None:
-            matching, operations = prove(matching, operations, source.slots())
+            again = with_heads if how == "structure" else None
+            matching, operations = prove(matching, operations, source.slots(), again)
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
         if how == "position":

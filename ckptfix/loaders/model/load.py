@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -32,6 +32,7 @@ from ckptfix.words import plural, some
 if TYPE_CHECKING:
     import torch
 
+    from ckptfix.align.fused import Heads
     from ckptfix.align.result import Matching
     from ckptfix.loaders.tensors import MapLocation
     from ckptfix.names.slots import Slot
@@ -181,16 +182,21 @@ _EMPTY = "match='structure' aligns models that name the same layers differently;
 
 
 def _proved(
-    source: torch.nn.Module, model: torch.nn.Module, matching: Matching, operations: Operations, slots: Sequence[Slot]
+    source: torch.nn.Module,
+    model: torch.nn.Module,
+    matching: Matching,
+    operations: Operations,
+    slots: Sequence[Slot],
+    again: Callable[[Heads], tuple[Matching, Operations]] | None,
 ) -> tuple[Matching, Operations]:
     """Return the matching with which both models give equal outputs.
 
     Raises:
         NoMatch: none does.
     """
-    from ckptfix.ops.match import converted, verify
+    from ckptfix.ops.match import converted, running, verify
 
-    done = verify.prove(verify.models(source, model), matching, operations, slots, converted)
+    done = verify.prove(running.models(source, model), matching, operations, slots, converted, again)
     if not done.equal:
         raise verify.refusal(done)
     return done.matching, done.operations

@@ -29,7 +29,7 @@ from ckptfix.names.slots import Slot
 from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.match import layouts
+from ckptfix.ops.match import layouts, running
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match import verify as verifier
 from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
@@ -223,12 +223,12 @@ def find(
     refuse_damaged(checkpoint)
     with about(checkpoint.path):
 
-        def fit(mine: targets.ExpectedModel) -> tuple[Matching, Operations]:
+        def fit(mine: targets.ExpectedModel, count: Heads | None = None) -> tuple[Matching, Operations]:
             nonlocal target
             proven = same_values(mine, target) if by == "structure" else {}
             configs = _config(mine), _config(target)
             target = target.without_values()  # its tensors would need memory while names are matched
-            count = Heads(heads, kv_heads)
+            count = count or Heads(heads, kv_heads)
             return aligned(mine, target, proven, by=by, reshape=reshape, heads=count, blocks=blocks, configs=configs)
 
         by_layers = in_torchs_layout(checkpoint, one, fit) if by == "structure" and blocks is None else None
@@ -236,7 +236,8 @@ def find(
         verdict = None
         if verify or source_model is not None:
             both = models(source_model or "", os.fspath(like), inputs, allow_import)
-            verdict = verifier.prove(both, matching, operations, one.slots, converted)
+            again = None if by_layers else lambda count: fit(one, count)
+            verdict = verifier.prove(both, matching, operations, one.slots, converted, again)
             matching, operations = verdict.matching, verdict.operations
         refusals = list(
             match_plan.refusals(
@@ -288,7 +289,7 @@ def in_torchs_layout(
     return layouts.of_original(found, matching, operations)
 
 
-def models(source: str, target: str, inputs: StrPath | None, allow_import: bool) -> verifier.Models:
+def models(source: str, target: str, inputs: StrPath | None, allow_import: bool) -> running.Models:
     """Build both models and their input.
 
     Raises:
@@ -308,8 +309,8 @@ def models(source: str, target: str, inputs: StrPath | None, allow_import: bool)
     given: object = None
     if inputs is not None:
         text = file_name(inputs)
-        given = make(text) if targets.is_factory(text) else verifier.read_input(text)
-    return verifier.models(make(source), make(target), given)
+        given = make(text) if targets.is_factory(text) else running.read_input(text)
+    return running.models(make(source), make(target), given)
 
 
 def converted(file: str, matching: Matching, operations: Operations) -> Mapping[str, Any]:

@@ -96,7 +96,7 @@ def _taken_apart(
     found, wrong = taken(matching, mine, other)
     turned = are_turned(source, target)
     needed = turned or orders(plain, rows) is not None
-    if wrong or _open(matching) >= _open(plain) + needed or any(_line(one) is None for one in found):
+    if wrong or _open(matching) >= _open(plain) + needed or any(line_of(one) is None for one in found):
         if turned and plain.complete:
             question = "projections of one side are transposed on the other side, and some have no counterpart"
             return plain, Operations(questions=(*questions, question), refused=True)
@@ -176,13 +176,13 @@ def _laid_out(
     return replace(matching, pairs=pairs, rules=()), replace(done, taken=tuple(taken.values()))
 
 
-def _line(one: FusedTensors) -> Line | None:
+def line_of(one: FusedTensors) -> Line | None:
     return line(one.old, one.new, one.operations, one.experts)
 
 
 def lines(done: Sequence[FusedTensors], keys: Sequence[str]) -> list[str]:
     """Return the lines of a rules file that apply exactly these operations to the keys."""
-    single = [row for row in map(_line, done) if row is not None]
+    single = [row for row in map(line_of, done) if row is not None]
     few = joined(single)
     rows = few if _say(few, done, keys) else single
     return [f"{old} -> {new} {operations}" for old, new, operations in rows]

@@ -18,6 +18,7 @@ from ckptfix.names.rulefile import Rules
 from ckptfix.names.slots import Slot, misfit
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import chosen_sites, refuse_damaged
+from ckptfix.ops.match import running
 from ckptfix.ops.match import verify as verifier
 from ckptfix.ops.rename import rename, run
 from ckptfix.ops.rename.transform import TransformedTensors
@@ -63,7 +64,7 @@ def check_rules(
     *,
     at: str | None = None,
     like_at: str | None = None,
-    models: verifier.Models | None = None,
+    models: running.Models | None = None,
     allow_import: bool = False,
 ) -> CheckedRules:
     """Check that the rules turn the keys of `source` into those of `like`, each with its shape, and back.
