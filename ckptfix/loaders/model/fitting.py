@@ -186,8 +186,11 @@ def _matched(
             error.hint = "match='structure' also uses the keys and the neighboring layers"
         raise
     if operations.refused:
+        question = operations.questions[-1]
         line = command("match", checkpoint.path, "OUT", like="TARGET", heads="N")
-        raise Refused(operations.questions[-1], path=checkpoint.path, hint=f"{line} writes a file that fits")
+        proof = "verify_against=, the model that the file was saved from, finds out and proves the order"
+        hint = f"{line} writes a file that fits" if "--heads" in question else proof
+        raise Refused(question, path=checkpoint.path, hint=hint)
     sure = {pair.source: pair.target for pair in matching.pairs if not (pair.instead or pair.operation)}
     if operations.taken:
         source = _transformed(checkpoint, source, operations)

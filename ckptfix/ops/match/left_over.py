@@ -1,7 +1,7 @@
 """Reasons why tensors that shapes relate have no counterpart, and the lines of rules that would pair them.
 
 Nothing is paired here: that two shapes fit each other does not show that the tensors do. The order of gates, or of
-heads, is that of the author of each model.
+heads, is that of the author of each model, and only a run of both models shows it (`gradients`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from ckptfix.names.lines import line
 from ckptfix.names.operations import Operation
 from ckptfix.names.slots import Slot
+
+VERIFY = "--verify, with both models, finds out and proves it; or state it in a rules file (`ckptfix help rules`)"
+"""The hint on all of these reasons."""
 
 _RECURRENT = re.compile(r"(?:.*\.)?weight_(ih|hh)(?:_l\d+)?(?:_reverse)?", re.DOTALL)
 
@@ -46,8 +49,7 @@ def _gates(wholes: Sequence[Slot], others: Sequence[Slot], where: str) -> Iterat
             if not odd and hidden_side and any(other.shape in parts for other in others):
                 yield (
                     f"{where} has {slot.name} {list(slot.shape)} with {count} gates in torch's order ({order}); other "
-                    "layers have their own order: state it in a rules file (`ckptfix help rules`), and prove it with "
-                    "--check FILE --source module:factory"
+                    "layers have their own order"
                 )
                 return
 
@@ -66,8 +68,7 @@ def _heads(wholes: Sequence[Slot], others: Sequence[Slot], where: str) -> Iterat
                 beyond = "TARGET" if where == "IN" else "IN"
                 yield (
                     f"{where} has {slot.name} {list(slot.shape)}, which may be {len(parts)} tensors of {beyond}, such "
-                    f"as {parts[0].name} {list(shape)}, one after another: state it in a rules file "
-                    "(`ckptfix help rules`)"
+                    f"as {parts[0].name} {list(shape)}, one after another"
                 )
                 return
 

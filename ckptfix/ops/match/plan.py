@@ -28,7 +28,7 @@ from ckptfix.names.spellings import fusions
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.fused import rules as fused_rules
-from ckptfix.ops.match.left_over import reasons
+from ckptfix.ops.match.left_over import VERIFY, reasons
 from ckptfix.ops.rename import sites
 from ckptfix.ops.select import dropping, optimizers_left
 from ckptfix.ops.target.targets import ExpectedModel
@@ -315,7 +315,7 @@ def refusals(
     if operations.refused and not accept_ambiguous:
         *others, question = operations.questions
         hint = "--accept-ambiguous keeps the order of rows, as Helium, Ernie 4.5 and GLM of transformers need it"
-        hint = hint if "rotary" in question else "--accept-ambiguous keeps the order of rows"
+        hint = hint if "rotary" in question else f"{VERIFY}; --accept-ambiguous keeps the order of rows"
         found.append(NoMatch(question, lines=tuple(others), hint=hint))
     unsure = matching.ambiguous
     if unsure and not accept_ambiguous:
@@ -342,7 +342,7 @@ def refusals(
         )
     elif matching.missing and not partial:
         lines = [*_groups("only in IN", matching.left, source), *_groups("only in TARGET", matching.missing, target)]
-        resemble = reasons(_left(source, matching.left), _left(target, matching.missing))
+        resemble = [*reasons(_left(source, matching.left), _left(target, matching.missing))]
         notes = [*operations.questions, *fused(source, target, matching), *resemble]
         found.append(
             NoMatch(
@@ -351,6 +351,7 @@ def refusals(
                 hint=_reshapes(source, target, matching)
                 or _heads(operations)
                 or _line_to_paste(source, target, matching)
+                or (VERIFY if resemble or _as_many_elements(source, target, matching) else "")
                 or "--partial renames the others; unmatched tensors of IN keep their keys, or are left out with "
                 "--drop-unexpected",
             )
@@ -376,6 +377,13 @@ def _heads(operations: Operations) -> str | None:
     """Return a hint on `heads` if they would split a tensor that is left over."""
     asked = any("--heads N" in question for question in operations.questions)
     return "--heads N (and --kv-heads N) gives the number of heads" if asked else None
+
+
+def _as_many_elements(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> bool:
+    """Return whether what is left over on both sides may be the same numbers in other tensors."""
+    rows = _left(source, matching.left), _left(target, matching.missing)
+    sums = [sum(math.prod(slot.shape) for slot in slots if slot.tied is None) for slots in rows]
+    return sums[0] == sums[1] > 0
 
 
 def _line_to_paste(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> str | None:

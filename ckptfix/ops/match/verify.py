@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.align.fused import Heads
-from ckptfix.align.result import Matching
+from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoMatch, Refused
 from ckptfix.names.slots import Slot
@@ -102,8 +102,8 @@ def prove(
         for label, candidate, steps in _candidates(trial, matching, operations, slots, filled, again):
             done = trial.verdict(Verdict(candidate, steps), partial(filled, candidate, steps), label)
             if done.equal:
-                done.matching = _settled(candidate, matching, _mattering(both.source, trial.arguments))
-                done.operations = replace(steps, refused=False)
+                mattering = _mattering(both.source, trial.arguments)
+                done.matching, done.operations = _settled(candidate, steps, matching, mattering)
                 return done
             first = first or done
         assert first is not None
@@ -183,20 +183,38 @@ def _prepared(both: Models, slots: Sequence[Slot]) -> Iterator[_Trial]:
         yield _Trial(both, file, arguments, outputs(both.source, arguments, "the model of --source"))
 
 
-def _settled(found: Matching, before: Matching, mattering: set[str]) -> Matching:
+def _settled(
+    found: Matching, steps: Operations, before: Matching, mattering: set[str]
+) -> tuple[Matching, Operations]:
     """Return the matching with the proved pairs certain: those in modules that change the outputs.
 
     A tensor that does not matter for the input, such as an expert that is not chosen, stays as open as it was.
     """
     modules = {(_module(pair.source), _module(pair.target)) for pair in found.pairs if pair.source in mattering}
-    doubts = {pair.source: pair.instead for pair in before.pairs}
-    pairs = [
-        replace(pair, confidence=1.0, why=PROVED, instead=())
-        if pair.source in mattering or (_module(pair.source), _module(pair.target)) in modules
-        else replace(pair, instead=doubts.get(pair.source, ()))
-        for pair in found.pairs
-    ]
-    return replace(found, pairs=tuple(pairs))
+    doubts = {_key(pair): pair for pair in before.pairs}
+    pairs: list[MatchedPair] = []
+    open_: set[str] = set()
+    for pair in found.pairs:
+        if pair.source in mattering or (_module(pair.source), _module(pair.target)) in modules:
+            pairs.append(replace(pair, confidence=1.0, why=PROVED, instead=()))
+        elif _key(pair) in doubts:
+            pairs.append(doubts[_key(pair)])
+        else:
+            open_.add(pair.source)
+    taken = tuple(one for one in steps.taken if open_.isdisjoint(one.old))
+    open_.update(name for one in steps.taken if one not in taken for name in one.old)
+    gone = [pair for pair in found.pairs if pair.source in open_]
+    done = replace(
+        found,
+        pairs=tuple(pair for pair in pairs if pair.source not in open_),
+        left=(*found.left, *dict.fromkeys(pair.source for pair in gone)),
+        missing=(*found.missing, *dict.fromkeys(pair.target for pair in gone)),
+    )
+    return done, replace(steps, taken=taken, refused=False)
+
+
+def _key(pair: MatchedPair) -> tuple[str, str, str]:
+    return pair.source, pair.target, pair.operation
 
 
 def _module(name: str) -> str:
