@@ -64,7 +64,7 @@ class _Tensor:
 
     Attributes:
         core: the shape without sizes of 1.
-        rows, columns: sizes of the parts. Only vectors and matrices are cut.
+        rows, columns: sizes of the parts along the first two dimensions of the core.
     """
 
     name: str
@@ -79,13 +79,10 @@ class _Tensor:
 
     def blocks(self, value: torch.Tensor) -> dict[Part, torch.Tensor]:
         """Return the parts of the tensor's values, or of its gradient."""
-        if len(self.core) > 2:
-            return {(self.name, 0, 0): value.reshape(self.core)}
-        matrix = value.reshape(self.core[0], -1)
-        found = {}
-        for row, band in enumerate(matrix.split_with_sizes(self.rows)):
-            for column, block in enumerate(band.split_with_sizes(self.columns, 1)):
-                found[self.name, row, column] = block if len(self.core) == 2 else block[:, 0]
+        found: dict[Part, torch.Tensor] = {}
+        for row, band in enumerate(value.reshape(self.core).split_with_sizes(self.rows)):
+            blocks = band.split_with_sizes(self.columns, 1) if len(self.core) > 1 else [band]
+            found.update(((self.name, row, column), block) for column, block in enumerate(blocks))
         return found
 
 
@@ -115,8 +112,13 @@ def proposals(
             places = _Places(both, slots, {pair.source for pair in done}, {pair.target for pair in done}, used)
             if done and not any(places.open):
                 continue
+            tried = []
             for cuts in _hypotheses(places, head_counts(both)):
-                made = _by_gradients(both, arguments, places, cuts, base, fill, alone, matching)
+                sides = places.cut(cuts)
+                if sides is None or sides in tried:
+                    continue
+                tried.append(sides)
+                made = _by_gradients(both, arguments, places, sides, base, fill, alone, matching)
                 if made is not None and _pairs_of(made[0]) not in seen:
                     seen.add(_pairs_of(made[0]))
                     yield made
@@ -194,7 +196,7 @@ class _Places:
         for side, found in zip(self.open, made, strict=True):
             for name, shape in side.items():
                 core = _core(shape)
-                grid = _grid(core, cuts) if len(core) <= 2 else ((1,), (1,))
+                grid = _grid(core, cuts)
                 if grid is None:
                     return None
                 found[name] = _Tensor(name, shape, core, *grid)
@@ -210,15 +212,15 @@ def _canonical(core: Shape) -> Shape:
 
 
 def _grid(core: Shape, cuts: Cuts) -> tuple[Sizes, Sizes] | None:
-    """Return the sizes of the parts of a vector or matrix, whose parts may be cut themselves."""
+    """Return the sizes of the parts of a tensor, whose parts may be cut themselves."""
     found = cuts.get(_canonical(core))
     if found is None:
-        return (core[0],), (core[1] if len(core) == 2 else 1,)
+        return (core[0],), (core[1] if len(core) > 1 else 1,)
     if len(core) == 1:
         bands = [_grid((size,), cuts) for size in found[0]]
         return sum((band[0] for band in bands if band), ()), (1,)
-    rows, columns = found if core[0] <= core[1] else found[::-1]
-    inner = {(row, column): _grid((row, column), cuts) for row in rows for column in columns}
+    rows, columns = found[:2] if len(core) > 2 or core[0] <= core[1] else found[1::-1]
+    inner = {(row, column): _grid((row, column, *core[2:]), cuts) for row in rows for column in columns}
     if None in inner.values():
         return None
     heights = [{inner[row, column][0] for column in columns} for row in rows]  # type: ignore[index]
@@ -235,11 +237,12 @@ def _hypotheses(places: _Places, heads: Sequence[tuple[int, int]]) -> Iterator[C
     """
     counts = [Counter(_canonical(_core(shape)) for shape in side.values()) for side in places.open]
     shapes = counts[0].keys() | counts[1].keys()
-    uneven = {size for shape in shapes if counts[0][shape] != counts[1][shape] for size in shape}
+    uneven = {size for shape in shapes if counts[0][shape] != counts[1][shape] for size in shape[:2]}
     found = list(islice(_balanced(counts, uneven), CUTS))
     yield from found
-    sizes = {size for shape in shapes for size in shape}
-    finer = {(size * count, size): None for count in GATES for size in sizes if (size, size * count) in shapes}
+    sizes = {size for shape in shapes for size in shape[:2]}
+    square = {frozenset(shape[:2]) for shape in shapes}
+    finer = {(size * count, size): None for count in GATES for size in sizes if {size, size * count} in square}
     for query, kv in heads:
         for size in sizes:
             part, odd = divmod(size, query + 2 * kv)
@@ -249,9 +252,9 @@ def _hypotheses(places: _Places, heads: Sequence[tuple[int, int]]) -> Iterator[C
         for whole, part in finer:
             further: dict[Shape, tuple[Sizes, ...]] = {}
             for shape in shapes:
-                if shape.count(whole) == 1 and len(shape) <= 2 and part > 1 and not cuts.get(shape):
+                if shape[:2].count(whole) == 1 and part > 1 and shape not in cuts:
                     rows = (part,) * (whole // part)
-                    further[shape] = tuple(rows if size == whole else (size,) for size in shape)
+                    further[shape] = tuple(rows if size == whole else (size,) for size in shape[:2])
             if further:
                 yield {**cuts, **further}
 
@@ -273,14 +276,14 @@ def _balanced(counts: Sequence[Counter[Shape]], uneven: set[int]) -> Iterator[Cu
             yield cuts
             return
         shape = max(odd, key=lambda shape: (math.prod(shape), shape))
-        if len(shape) > 2 or shape in cuts or next(steps, None) is None:
+        if shape in cuts or next(steps, None) is None:
             return
         for way in _ways(shape, uneven):
             after = [Counter(side) for side in left]
             for side in after:
                 count = side.pop(shape, 0)
-                for part in (_canonical(tuple(sizes)) for sizes in _product(way)):
-                    side[part] += count
+                for sizes in _product(way):
+                    side[_canonical((*sizes, *shape[2:]))] += count
             yield from search(after, {**cuts, shape: way})
 
     yield from search(counts, {})
@@ -289,7 +292,7 @@ def _balanced(counts: Sequence[Counter[Shape]], uneven: set[int]) -> Iterator[Cu
 def _ways(shape: Shape, sizes: set[int]) -> list[tuple[Sizes, ...]]:
     """Return the ways to cut a shape: each dimension in equal parts, or in two; the fewest parts first."""
     choices = []
-    for whole in shape:
+    for whole in shape[:2]:
         smaller = sorted((size for size in sizes if 1 < size < whole), reverse=True)
         equal = [(size,) * (whole // size) for size in smaller if whole % size == 0]
         two = [(size, whole - size) for size in smaller if 2 * size != whole and whole - size in sizes]
@@ -311,7 +314,7 @@ def _by_gradients(
     both: Models,
     arguments: Arguments,
     places: _Places,
-    cuts: Cuts,
+    sides: tuple[Mapping[str, _Tensor], Mapping[str, _Tensor]],
     base: tuple[Matching, Operations],
     fill: Fill,
     alone: bool,
@@ -320,9 +323,6 @@ def _by_gradients(
     """Return the matching of the parts with equal gradients; None if outputs or gradients differ."""
     import torch
 
-    sides = places.cut(cuts)
-    if sides is None:
-        return None
     try:
         with torch.no_grad():
             if base[0].pairs:
@@ -333,7 +333,7 @@ def _by_gradients(
                     _set_equal(state[one.name], one)
                 for name, shape in buffers.items():
                     if name.endswith(_STATISTICS):
-                        _set_equal(state[name], _Tensor(name, shape, _core(shape), (_core(shape)[0],), (1,)))
+                        _set_equal(state[name], _Tensor(name, shape, (math.prod(shape),), (math.prod(shape),), (1,)))
         ran = [gradients(one, arguments, "a model", alone=alone) for one in (both.source, both.target)]
     except (CkptfixError, RuntimeError):
         return None
@@ -357,16 +357,12 @@ def _set_equal(tensor: torch.Tensor, one: _Tensor) -> None:
     """Fill a tensor with the numbers of the shapes of its parts."""
     import torch
 
-    if len(one.core) > 2:
-        tensor.copy_(_numbers(one.core).reshape(one.shape))
-        return
     bands = []
     for row in one.rows:
-        if len(one.core) == 1:
-            bands.append(_numbers((row,)))
-            continue
-        blocks = [_numbers(_canonical((row, column))) for column in one.columns]
-        bands.append(torch.cat([block if block.shape[0] == row else block.T for block in blocks], 1))
+        shapes = [(row, column, *one.core[2:]) for column in one.columns] if len(one.core) > 1 else [(row,)]
+        blocks = [_numbers(_canonical(shape)) for shape in shapes]
+        blocks = [block if block.shape == shape else block.T for block, shape in zip(blocks, shapes, strict=True)]
+        bands.append(torch.cat(blocks, 1) if len(one.core) > 1 else blocks[0])
     tensor.copy_(torch.cat(bands).reshape(one.shape))
 
 
