@@ -238,16 +238,17 @@ def _hypotheses(places: _Places, heads: Sequence[tuple[int, int]]) -> Iterator[C
     counts = [Counter(_canonical(_core(shape)) for shape in side.values()) for side in places.open]
     shapes = counts[0].keys() | counts[1].keys()
     uneven = {size for shape in shapes if counts[0][shape] != counts[1][shape] for size in shape[:2]}
-    found = list(islice(_balanced(counts, uneven), CUTS))
-    yield from found
     sizes = {size for shape in shapes for size in shape[:2]}
     square = {frozenset(shape[:2]) for shape in shapes}
     finer = {(size * count, size): None for count in GATES for size in sizes if {size, size * count} in square}
+    found = list(islice(_balanced(counts, uneven), CUTS))
     for query, kv in heads:
         for size in sizes:
             part, odd = divmod(size, query + 2 * kv)
             if not odd and part * query in sizes:
                 finer[size, part] = None
+                found += islice(_balanced(counts, {part}), 1)
+    yield from found
     for cuts in found:
         for whole, part in finer:
             further: dict[Shape, tuple[Sizes, ...]] = {}
@@ -298,7 +299,8 @@ def _ways(shape: Shape, sizes: set[int]) -> list[tuple[Sizes, ...]]:
         two = [(size, whole - size) for size in smaller if 2 * size != whole and whole - size in sizes]
         choices.append([(whole,), *equal, *two])
     ways = [tuple(way) for way in _product(choices)]
-    return sorted((way for way in ways if any(len(one) > 1 for one in way)), key=lambda way: math.prod(map(len, way)))
+    cut = [way for way in ways if any(len(one) > 1 for one in way)]
+    return sorted(cut, key=lambda way: (math.prod(map(len, way)), len(way[-1])))  # rows before columns
 
 
 def _product(rows: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:

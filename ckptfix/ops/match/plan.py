@@ -419,7 +419,9 @@ def _reshapes(source: ExpectedModel, target: ExpectedModel, matching: Matching) 
             sizes.setdefault(math.prod(slot.shape), []).append(slot)
     pairs = []
     for slot in (slot for slot in source.slots if slot.name in left):
-        rows = [other for other in sizes.get(math.prod(slot.shape), ()) if other.shape != slot.shape]
+        rows = sizes.get(math.prod(slot.shape), [])
+        if any(other.shape == slot.shape for other in rows):
+            continue
         fitting = next((other for other in rows if not is_transposed(slot.shape, other.shape)), None)
         if fitting is None:
             return None

@@ -142,7 +142,8 @@ class Joined(nn.Module):
 def attention(rows: Sequence[Tensor]) -> Tensor:
     """Return causal attention of (query, key, value), each (batch, heads, length, size)."""
     query, key, value = rows
-    made = scaled_dot_product_attention(query, key.expand_as(query), value.expand_as(query), is_causal=True)
+    key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
+    made = scaled_dot_product_attention(query, key, value, is_causal=True)
     return made.transpose(1, 2).flatten(2)
 
 
@@ -150,10 +151,11 @@ class ByRow(nn.Module):
     """Two blocks of attention. In this one, rows of key, query and value follow one another."""
 
     fused: ClassVar[int] = 3 * D
+    groups: ClassVar[int] = HEADS
 
     def __init__(self) -> None:
         super().__init__()
-        self.n_heads = HEADS
+        self.n_heads, self.n_kv_heads = HEADS, self.groups
         self.first = nn.Linear(D, D)
         self.blocks = nn.ModuleList(
             nn.ModuleDict({"norm": nn.LayerNorm(D), "all": nn.Linear(D, self.fused), "proj": nn.Linear(D, D)})
@@ -177,10 +179,22 @@ class ByHead(ByRow):
         return [*rows.view(*rows.shape[:-1], HEADS, 3, -1).permute(3, 0, 2, 1, 4)]
 
 
+class ByGroup(ByRow):
+    """Two heads share a key and a value, which follow them."""
+
+    fused = 2 * D
+    groups = 2
+
+    def cut(self, rows: Tensor) -> Sequence[Tensor]:
+        every = rows.view(*rows.shape[:-1], 2, 4, -1)
+        return [every[..., part, :].flatten(2, -2).transpose(1, 2) for part in (slice(2), slice(2, 3), slice(3, 4))]
+
+
 class OneKey(ByRow):
     """All heads share one key and one value."""
 
     fused = D + 2 * D // HEADS
+    groups = 1
 
     def cut(self, rows: Tensor) -> Sequence[Tensor]:
         every = rows.view(*rows.shape[:-1], HEADS + 2, -1).transpose(1, 2)
@@ -219,6 +233,10 @@ class Apart(nn.Module):
 class HeadModules(Apart):
     sizes = (D // HEADS, D // HEADS)
     heads = HEADS
+
+
+class ApartGroups(Apart):
+    sizes = (D, D // 2)
 
 
 class ApartOneKey(Apart):
@@ -313,6 +331,7 @@ PAIRS: list[tuple[type[nn.Module], type[nn.Module], tuple[int, ...]]] = [
     (ByHead, HeadModules, (2, 5, D)),
     (Apart, HeadModules, (2, 5, D)),
     (OneKey, ApartOneKey, (2, 5, D)),
+    (ByGroup, ApartGroups, (2, 5, D)),
     (Graph, LinearGraph, (6, 5)),
     (SquareGraph, SquareLinearGraph, (6, D)),
     (Convolutions, MixedConvolutions, (2, D, 9)),
