@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.align.fused import FusedTensors
@@ -235,29 +235,47 @@ def _hypotheses(places: _Places, heads: Sequence[tuple[int, int]]) -> Iterator[C
 
     The coarsest come first. Then rows are cut further that may be in another order on the other side: gates, and heads.
     """
-    counts = [Counter(_canonical(_core(shape)) for shape in side.values()) for side in places.open]
+    cores = [[_core(shape) for shape in side.values()] for side in places.open]
+    counts = [Counter(map(_canonical, side)) for side in cores]
     shapes = counts[0].keys() | counts[1].keys()
     uneven = {size for shape in shapes if counts[0][shape] != counts[1][shape] for size in shape[:2]}
-    sizes = {size for shape in shapes for size in shape[:2]}
-    square = {frozenset(shape[:2]) for shape in shapes}
-    finer = {(size * count, size): None for count in GATES for size in sizes if {size, size * count} in square}
     found = list(islice(_balanced(counts, uneven), CUTS))
-    for query, kv in heads:
-        for size in sizes:
-            part, odd = divmod(size, query + 2 * kv)
-            if not odd and part * query in sizes:
-                finer[size, part] = None
-                found += islice(_balanced(counts, {part}), 1)
     yield from found
-    for cuts in found:
-        for whole, part in finer:
-            further: dict[Shape, tuple[Sizes, ...]] = {}
-            for shape in shapes:
-                if shape[:2].count(whole) == 1 and part > 1 and shape not in cuts:
-                    rows = (part,) * (whole // part)
-                    further[shape] = tuple(rows if size == whole else (size,) for size in shape[:2])
-            if further:
-                yield {**cuts, **further}
+    rows = {(_canonical(core), core[0]) for side in cores for core in side}
+    for query, kv in heads:
+        for part in sorted({core[0] // (query + 2 * kv) for side in cores for core in side}):
+            every = {part * query, part * kv, part * (query + 2 * kv)}
+            cuts = _along([one for one in rows if one[1] in every], part)
+            ours, theirs = (_parts(side, cuts) for side in counts)
+            if cuts and ours == theirs:
+                yield cuts
+    square = {frozenset(shape[:2]) for shape in shapes}
+    sizes = {size for shape in shapes for size in shape[:2]}
+    for base in found:
+        for size, count in product(sizes, GATES):
+            if {size, size * count} in square:
+                yield {**_along([(shape, size * count) for shape in shapes if shape not in base], size), **base}
+
+
+def _along(rows: Sequence[tuple[Shape, int]], part: int) -> dict[Shape, tuple[Sizes, ...]]:
+    """Return the cuts of shapes along a dimension of a size, in equal parts."""
+    cuts = {}
+    for shape, whole in rows:
+        if whole in shape[:2] and whole > part > 1 and whole % part == 0:
+            dim = shape.index(whole)
+            cuts[shape] = tuple(
+                (part,) * (whole // part) if at == dim else (size,) for at, size in enumerate(shape[:2])
+            )
+    return cuts
+
+
+def _parts(counts: Counter[Shape], cuts: Cuts) -> Counter[Shape]:
+    """Return how many parts of each shape there are after the cuts."""
+    made = Counter[Shape]()
+    for shape, count in counts.items():
+        for sizes in product(*cuts.get(shape, [(size,) for size in shape[:2]])):
+            made[_canonical((*sizes, *shape[2:]))] += count
+    return made
 
 
 def _balanced(counts: Sequence[Counter[Shape]], uneven: set[int]) -> Iterator[Cuts]:
@@ -283,8 +301,7 @@ def _balanced(counts: Sequence[Counter[Shape]], uneven: set[int]) -> Iterator[Cu
             after = [Counter(side) for side in left]
             for side in after:
                 count = side.pop(shape, 0)
-                for sizes in _product(way):
-                    side[_canonical((*sizes, *shape[2:]))] += count
+                side.update(_parts(Counter({shape: count}), {shape: way}))
             yield from search(after, {**cuts, shape: way})
 
     yield from search(counts, {})
@@ -298,18 +315,9 @@ def _ways(shape: Shape, sizes: set[int]) -> list[tuple[Sizes, ...]]:
         equal = [(size,) * (whole // size) for size in smaller if whole % size == 0]
         two = [(size, whole - size) for size in smaller if 2 * size != whole and whole - size in sizes]
         choices.append([(whole,), *equal, *two])
-    ways = [tuple(way) for way in _product(choices)]
+    ways = list(product(*choices))
     cut = [way for way in ways if any(len(one) > 1 for one in way)]
     return sorted(cut, key=lambda way: (math.prod(map(len, way)), len(way[-1])))  # rows before columns
-
-
-def _product(rows: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
-    if not rows:
-        yield []
-        return
-    for one in rows[0]:
-        for rest in _product(rows[1:]):
-            yield [one, *rest]
 
 
 def _by_gradients(
