@@ -136,8 +136,9 @@ def match(
         heads, kv_heads: number of query heads, and of key/value heads, for layouts that depend on them.
         blocks: where a stack of `source` has more blocks than that of `like`, the blocks to keep: ``"first"``,
             ``"last"``, ``"every-other"``, or numbers as in ``"0,2,4"``; the others are left out and listed.
-        verify: run both models with the same random weights, and accept only a matching with equal outputs; this
-            settles pairs that are ambiguous. `like` and `source_model` are factories then, and `allow_import` is set.
+        verify: run both models with the same random weights, and accept only a matching with equal outputs. This
+            settles pairs that are ambiguous, the order of gates and heads, and transposes. `like` and `source_model`
+            are factories then, and `allow_import` is set.
         source_model: ``module:factory`` of the model that `source` was saved from.
         inputs: input of both models: a file that torch.save wrote, or ``module:factory``; one tensor, a tuple, or a
             mapping of arguments. By default it follows from the first layer of the model.
