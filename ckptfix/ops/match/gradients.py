@@ -337,13 +337,16 @@ def _by_gradients(
         with torch.no_grad():
             if base[0].pairs:
                 both.target.load_state_dict(fill(*base), strict=False)
+            widths = [min(one.core[:2]) for side in sides for one in side.values() if len(one.core) > 1]
+            scale = 0.5 / math.sqrt(max(widths, default=1))
             for model, side, buffers in zip((both.source, both.target), sides, places.buffers, strict=True):
                 state = model.state_dict()
                 for one in side.values():
-                    _set_equal(state[one.name], one)
+                    _set_equal(state[one.name], one, scale)
                 for name, shape in buffers.items():
                     if name.endswith(_STATISTICS):
-                        _set_equal(state[name], _Tensor(name, shape, (math.prod(shape),), (math.prod(shape),), (1,)))
+                        size = math.prod(shape)
+                        _set_equal(state[name], _Tensor(name, shape, (size,), (size,), (1,)), scale)
         ran = [gradients(one, arguments, "a model", alone=alone) for one in (both.source, both.target)]
     except (CkptfixError, RuntimeError):
         return None
@@ -363,20 +366,24 @@ def _by_gradients(
 _STATISTICS = "running_mean", "running_var"
 
 
-def _set_equal(tensor: torch.Tensor, one: _Tensor) -> None:
-    """Fill a tensor with the numbers of the shapes of its parts."""
+def _set_equal(tensor: torch.Tensor, one: _Tensor, scale: float) -> None:
+    """Fill a tensor with the numbers of the shapes of its parts.
+
+    Args:
+        scale: of matrices. If equal queries and keys were large, attention would be saturated, without a gradient.
+    """
     import torch
 
     bands = []
     for row in one.rows:
         shapes = [(row, column, *one.core[2:]) for column in one.columns] if len(one.core) > 1 else [(row,)]
-        blocks = [_numbers(_canonical(shape)) for shape in shapes]
+        blocks = [_numbers(_canonical(shape), scale) for shape in shapes]
         blocks = [block if block.shape == shape else block.T for block, shape in zip(blocks, shapes, strict=True)]
         bands.append(torch.cat(blocks, 1) if len(one.core) > 1 else blocks[0])
     tensor.copy_(torch.cat(bands).reshape(one.shape))
 
 
-def _numbers(shape: Shape) -> torch.Tensor:
+def _numbers(shape: Shape, scale: float) -> torch.Tensor:
     """Return the numbers of all parts of a shape; a square matrix is symmetric."""
     import torch
 
@@ -386,8 +393,7 @@ def _numbers(shape: Shape) -> torch.Tensor:
         return torch.add(0.8, drawn.abs(), alpha=0.2)
     if len(shape) == 2 and shape[0] == shape[1]:
         drawn = (drawn + drawn.T) / math.sqrt(2)
-    scale = 3 / sum(shape) if len(shape) == 2 else 1.5 / math.prod(shape[1:])
-    return drawn * math.sqrt(scale)
+    return drawn * (scale / math.sqrt(math.prod(shape[2:])))
 
 
 def _counterparts(
@@ -410,7 +416,8 @@ def _counterparts(
         near[part] = {}
         for other_norm, other in classes.get(_canonical(tuple(block.shape)), ()):
             if abs(norm - other_norm) <= 2 * EQUAL * max(norm, other_norm) + dead * block.numel():
-                turns = {turned for turned in (False, True) if _same(block, theirs[other], turned, dead)}
+                alike = max(norm, other_norm) <= dead  # no need to look at thousands of zeros
+                turns = {turned for turned in (False, True) if alike or _same(block, theirs[other], turned, dead)}
                 if turns:
                     near[part][other] = turns
     found: dict[Part, tuple[Part, set[bool]]] = {}
