@@ -6,6 +6,7 @@ index of a sharded checkpoint beside it, which lists the tensors of the other sh
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,11 +135,19 @@ def json_beside(checkpoint: Checkpoint, name: str, most: int = MOST_CONFIG) -> d
     return json_object(file, most)
 
 
-def _methods(config: Any) -> Iterable[str]:
-    if not isinstance(config, dict):
-        return
+def config_beside(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return the settings in config.json beside a checkpoint: those of the whole, then those of its language model."""
+    return ChainMap(*map(dict, holders_of(json_beside(checkpoint, CONFIG))))
+
+
+def holders_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the objects in a config.json that state settings: the whole, then that of its language model, if any."""
     inner = config.get("text_config")
-    for holder in (config, inner if isinstance(inner, dict) else {}):
+    return (config, inner) if isinstance(inner, dict) else (config,)
+
+
+def _methods(config: Mapping[str, Any]) -> Iterable[str]:
+    for holder in holders_of(config):
         for key in ("quantization_config", "compression_config", "quantization"):
             row = holder.get(key)
             if isinstance(row, dict):

@@ -95,10 +95,9 @@ def object_of(text: str) -> dict[str, Any]:
 def settings_of(checkpoint: Checkpoint) -> Settings:
     """Return the quantization settings beside a checkpoint."""
     config = quantized.json_beside(checkpoint, quantized.CONFIG)
-    inner = config.get("text_config")
     rows: dict[str, Any] = {}
     dtype: str | None = None
-    for holder in (config, inner if isinstance(inner, dict) else {}):
+    for holder in quantized.holders_of(config):
         for name in NAMES:
             row = holder.get(name)
             if isinstance(row, dict) and not rows:

@@ -34,12 +34,12 @@ from ckptfix.ops.doctor.message_side import (
     Fused,
     MessageSide,
     brief,
-    config_of,
     heads_of,
     is_coded,
     module_of,
     pruned,
 )
+from ckptfix.ops.quantized import config_beside
 from ckptfix.ops.rename import by_table
 from ckptfix.words import plural
 
@@ -662,7 +662,7 @@ def _tie(
         rest: keys of the file that the model lacks, and that have no new name: one may be the head itself.
     """
     unused = any(module_of(name) in (*OUTPUT_LAYERS, *EMBEDDINGS) for name in rest if name in side.over)
-    if unused or config_of(checkpoint).get("tie_word_embeddings") is False:
+    if unused or config_beside(checkpoint).get("tie_word_embeddings") is False:
         return left
     tied: dict[str, str] = {}
     for name in left:

@@ -20,11 +20,11 @@ from ckptfix.ops.doctor.message_side import (
     POSITIONS,
     Answer,
     MessageSide,
-    config_of,
     is_coded,
     module_of,
     tokens_of,
 )
+from ckptfix.ops.quantized import config_beside
 
 
 def say_conflicts(checkpoint: Checkpoint, side: MessageSide, answer: Answer) -> None:
@@ -116,7 +116,7 @@ def vocabulary(checkpoint: Checkpoint, rows: Says) -> tuple[Says, str, list[str]
     # The output head has other names too, and its bias has the same rows.
     shapes = ((about[0].saved, about[0].wanted), ((saved,), (wanted,)))
     about += [row for row in rows if (row.saved, row.wanted) in shapes and row not in about]
-    config = config_of(checkpoint).get("vocab_size")
+    config = config_beside(checkpoint).get("vocab_size")
     tokens = tokens_of(checkpoint)
     evidence = f"; config.json says {config:,}" if isinstance(config, int) else ""
     evidence += f", the tokenizer has {tokens:,} tokens" if tokens else ""
@@ -146,7 +146,7 @@ _OF_TEXT = ("embed_tokens", "wte", "word_embeddings", "embed_in", "shared")
 
 def of_config(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield a finding if config.json beside the file states a different number of rows than its embedding has."""
-    stated = config_of(checkpoint).get("vocab_size")
+    stated = config_beside(checkpoint).get("vocab_size")
     if not isinstance(stated, int):
         return
     keys = [(entry.key, entry.shape) for entry in checkpoint.entries if not entry.at and len(entry.shape) == 2]

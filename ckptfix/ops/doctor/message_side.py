@@ -13,7 +13,7 @@ from ckptfix.findings.message_names import Shape, ShapeConflict
 from ckptfix.findings.steps import Fix
 from ckptfix.names import lines
 from ckptfix.names.operations import Operation
-from ckptfix.ops.quantized import CONFIG, json_beside, quantization_of
+from ckptfix.ops.quantized import config_beside, json_beside, quantization_of
 from ckptfix.words import some
 
 ODD = re.compile(r"[\s{}|#=\\]")
@@ -101,12 +101,6 @@ MOST_TOKENIZER = 64 << 20
 """Bytes of the largest tokenizer.json that is read."""
 
 
-def config_of(checkpoint: Checkpoint) -> Mapping[str, object]:
-    made = json_beside(checkpoint, CONFIG)
-    text = made.get("text_config")
-    return {**(text if isinstance(text, dict) else {}), **made}
-
-
 def tokens_of(checkpoint: Checkpoint) -> int | None:
     """Return the number of tokens of the tokenizer.json beside the file: the greatest id, and one."""
     made = json_beside(checkpoint, "tokenizer.json", MOST_TOKENIZER)
@@ -120,7 +114,7 @@ def tokens_of(checkpoint: Checkpoint) -> int | None:
 
 def heads_of(checkpoint: Checkpoint) -> tuple[int, int] | None:
     """Return the number of heads of queries, and of keys, from config.json or Meta's params.json beside the file."""
-    config = {**json_beside(checkpoint, "params.json"), **config_of(checkpoint)}
+    config = {**json_beside(checkpoint, "params.json"), **config_beside(checkpoint)}
     query = config.get("num_attention_heads", config.get("n_heads"))
     key = config.get("num_key_value_heads", config.get("n_kv_heads")) or query
     whole = isinstance(query, int) and isinstance(key, int) and query > 0 and key > 0

@@ -27,7 +27,7 @@ from ckptfix.ops import any_source
 from ckptfix.ops.any_source import PlannedCommand
 from ckptfix.ops.chain import Chain
 from ckptfix.ops.choose import chosen_sites
-from ckptfix.ops.quantized import file_beside, json_beside
+from ckptfix.ops.quantized import file_beside, holders_of, json_beside
 from ckptfix.ops.rename.run import text_in
 from ckptfix.ops.rename.transform import TransformedTensors
 from ckptfix.ops.writing import Result, WriteOptions
@@ -515,10 +515,7 @@ def _is_size(value: object) -> bool:
 def _holders(original: Checkpoint, origin: Origin | None) -> Iterator[Mapping[str, Any]]:
     """Yield what may state the sizes of the model: files beside the checkpoint, then arguments in it."""
     for name in CONFIGS:
-        config = json_beside_of(origin, original, name)
-        inner = config.get("text_config")
-        yield config
-        yield inner if isinstance(inner, dict) else {}
+        yield from holders_of(json_beside_of(origin, original, name))
     stated = original.metadata
     front = f"{stated.get(ARCHITECTURE)}."
     yield {key.removeprefix(front): int(text) for key, text in stated.items() if text.isdecimal() and len(text) < 10}
