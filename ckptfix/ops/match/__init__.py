@@ -34,7 +34,7 @@ from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match import verify as verifier
 from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
 from ckptfix.ops.match.values import same_values
-from ckptfix.ops.quantized import CONFIG, json_beside, refuse_apart, refuse_lone
+from ckptfix.ops.quantized import config_beside, refuse_apart, refuse_lone
 from ckptfix.ops.rename import run, sites
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -329,7 +329,7 @@ def converted(file: str, matching: Matching, operations: Operations) -> Mapping[
 
 def _config(side: targets.ExpectedModel) -> Mapping[str, object]:
     """Return the settings in config.json beside the file of a side, if it exists."""
-    return {} if side.checkpoint is None else json_beside(side.checkpoint, CONFIG)
+    return {} if side.checkpoint is None else config_beside(side.checkpoint)
 
 
 def aligned(
