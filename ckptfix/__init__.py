@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from ckptfix.errors import CkptfixError as CkptfixError
     from ckptfix.errors import LoadMismatch as LoadMismatch
     from ckptfix.formats import open_checkpoint as open_checkpoint
-    from ckptfix.loaders import ForeignObject as ForeignObject
-    from ckptfix.loaders import LoadReport as LoadReport
-    from ckptfix.loaders import OptimizerReport as OptimizerReport
-    from ckptfix.loaders import load as load
-    from ckptfix.loaders import load_checkpoint as load_checkpoint
-    from ckptfix.loaders import load_into as load_into
-    from ckptfix.loaders import load_optimizer as load_optimizer
-    from ckptfix.loaders import load_state_dict as load_state_dict
-    from ckptfix.loaders import save as save
+    from ckptfix.loaders.atomic import save as save
+    from ckptfix.loaders.model.load import load_into as load_into
+    from ckptfix.loaders.model.report import LoadReport as LoadReport
+    from ckptfix.loaders.objects import load as load
+    from ckptfix.loaders.objects import load_checkpoint as load_checkpoint
+    from ckptfix.loaders.optimizer.load import OptimizerReport as OptimizerReport
+    from ckptfix.loaders.optimizer.load import load_optimizer as load_optimizer
+    from ckptfix.loaders.state_dict import load_state_dict as load_state_dict
+    from ckptfix.loaders.values import ForeignObject as ForeignObject
     from ckptfix.ops.average import average as average
     from ckptfix.ops.cast import cast as cast
     from ckptfix.ops.deploy import convert as convert
@@ -70,15 +70,15 @@ _HOMES = {
     **{row.function: row.home for row in _COMMANDS.values() if row.home},
     "Checkpoint": "checkpoint",
     "CkptfixError": "errors",
-    "ForeignObject": "loaders",
+    "ForeignObject": "loaders.values",
     "LoadMismatch": "errors",
-    "LoadReport": "loaders",
-    "OptimizerReport": "loaders",
-    "load": "loaders",
-    "load_checkpoint": "loaders",
-    "load_into": "loaders",
-    "load_optimizer": "loaders",
-    "load_state_dict": "loaders",
+    "LoadReport": "loaders.model.report",
+    "OptimizerReport": "loaders.optimizer.load",
+    "load": "loaders.objects",
+    "load_checkpoint": "loaders.objects",
+    "load_into": "loaders.model.load",
+    "load_optimizer": "loaders.optimizer.load",
+    "load_state_dict": "loaders.state_dict",
     "lora_convert": "ops.lora.convert",
     "lora_extract": "ops.lora.extract",
     "lora_info": "ops.lora.info",
@@ -86,7 +86,7 @@ _HOMES = {
     "lora_resize": "ops.lora.extract",
     "open_checkpoint": "formats",
     "recording": "ops.record",
-    "save": "loaders",
+    "save": "loaders.atomic",
 }
 """Public name -> the module that defines it, imported on first use."""
 

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -232,6 +233,59 @@ def renamed(old: str, new: str, flags: int) -> bool:
     if number in _UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number))
+
+
+_POPULATE_WRITE = 23
+"""Advice of madvise(2) since Linux 5.14, from ``asm-generic/mman-common.h``."""
+
+
+@cache
+def _memory_calls() -> tuple[int, Callable[..., int], Callable[..., int]] | None:
+    """Return the size of a page, mincore(2) and madvise(2) of Linux; None elsewhere."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(None)
+        resident, advise = library.mincore, library.madvise
+    except (OSError, AttributeError):
+        return None
+    resident.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return os.sysconf("SC_PAGE_SIZE"), resident, advise
+
+
+def _whole_pages(view: memoryview, page: int) -> tuple[int, int]:
+    """Return the addresses at which the whole pages inside `view`, which is writable, begin and end."""
+    from ctypes import addressof, c_char
+
+    start = addressof(c_char.from_buffer(view)) if len(view) else 0
+    return -(-start // page) * page, (start + len(view)) // page * page
+
+
+def is_untouched(view: memoryview) -> bool:
+    """Return whether the kernel still has to provide the pages of `view`, judging by the first whole one."""
+    calls = _memory_calls()
+    if calls is None:
+        return False
+    page, resident, _ = calls
+    start, end = _whole_pages(view, page)
+    state = bytes(1)
+    return start < end and resident(start, page, state) == 0 and not state[0] & 1
+
+
+def touch(view: memoryview) -> None:
+    """Make the kernel provide all whole pages of `view`, unchanged, in one call rather than one interrupt for each.
+
+    Where the kernel lacks such a call, nothing is done.
+    """
+    calls = _memory_calls()
+    if calls is not None:
+        page, _, advise = calls
+        start, end = _whole_pages(view, page)
+        if start < end:
+            advise(start, end - start, _POPULATE_WRITE)
 
 
 def lock(fd: int, *, shared: bool = False) -> None:

@@ -93,6 +93,10 @@ def load_checkpoint(
     return found
 
 
+load = load_checkpoint
+"""The short name of `load_checkpoint`."""
+
+
 def tree_of(checkpoint: Checkpoint) -> ValueTree:
     """Return the values of a checkpoint, in a format that stores no object too.
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckptfix import platform
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck
 from ckptfix.checkpoint.byte_ranges import pieces_of, segment_length
 from ckptfix.checkpoint.file_version import FileStat
@@ -45,14 +45,50 @@ RECENT = 2_000_000_000
 TWICE = 4 << 20
 """Bytes from which on two threads read. Starting a thread takes as long as copying a few hundred kilobytes."""
 
+SHARE = 4 << 20
+"""The most bytes that a thread takes at once. Two threads that touch neighboring pages of fresh memory wait for each
+other, so shares are large; at the end, one thread waits for the last share of the other, so they are not larger."""
+
 
 class Differs(Exception):
-    """Raised for bytes that do not match the checksum stored for them."""
+    """Raised for bytes that do not match the checksum stored for them.
 
-    def __init__(self, check: RangeCheck, crc32: int) -> None:
-        super().__init__(check, crc32)
+    Attributes:
+        number: number of the fill that they belong to.
+    """
+
+    def __init__(self, number: int, check: RangeCheck, crc32: int) -> None:
+        super().__init__(number, check, crc32)
+        self.number = number
         self.check = check
         self.crc32 = crc32
+
+
+class Fill(NamedTuple):
+    """Memory, and the data to fill it with.
+
+    Attributes:
+        checks: checksums of `data`, or of pieces of it.
+        all_of_them: also verify, in separate reads, the pieces that are read only in part.
+    """
+
+    data: Data
+    view: memoryview
+    checks: Sequence[RangeCheck] = ()
+    all_of_them: bool = True
+
+
+class Progress:
+    """How far a call has come with its fills, by their numbers: a call that fails leaves some of them partly filled.
+
+    Attributes:
+        begun: fills whose memory may have been written to.
+        filled: fills whose memory has all of its data.
+    """
+
+    def __init__(self) -> None:
+        self.begun: set[int] = set()
+        self.filled: set[int] = set()
 
 
 class Reading:
@@ -68,41 +104,42 @@ class Reading:
         self._again: list[tuple[ByteRange, int]] = []
         self._pool: ThreadPoolExecutor | None = None
 
-    def fill(
-        self, data: Data, view: memoryview, checks: Iterable[RangeCheck] = (), *, all_of_them: bool = True
-    ) -> None:
-        """Fill `view` with the bytes of `data`.
+    def fill(self, fills: Sequence[Fill], progress: Progress | None = None) -> None:
+        """Fill memory with data of the files. If there are many bytes, two threads do it, in any order.
 
         Args:
-            checks: checksums of `data`, or of pieces of it.
-            all_of_them: also verify, in separate reads, the pieces that this call reads only in part.
+            progress: is kept up to date, for the case of an error.
 
         Raises:
             Differs: bytes do not match their checksum.
             DamagedFile: a file is too short, or was written to since it was opened.
             CkptfixError: the bytes cannot be read.
         """
-        due = {check.data: check for check in checks}
+        progress = Progress() if progress is None else progress
         rows: list[_Row] = []
-        at = 0
-        for piece in pieces_of(data):
-            part = view[at : at + segment_length(piece)]
-            at += len(part)
-            if isinstance(piece, bytes):
-                part[:] = piece
-                continue
-            check = due.pop(piece, None)
-            if isinstance(piece, ByteRange):
-                rows.append(_Row(piece, part, check))
-                continue
-            crc = _copied(read_chunks(piece), part, summed=check is not None)
-            if check is not None and crc != check.crc32:
-                raise Differs(check, crc)
-        for row, crc in zip(rows, self._read(rows), strict=True):
+        rest: list[RangeCheck] = []
+        for number, (data, view, checks, all_of_them) in enumerate(fills):
+            due = {check.data: check for check in checks}
+            at = 0
+            for piece in pieces_of(data):
+                part = view[at : at + segment_length(piece)]
+                at += len(part)
+                check = None if isinstance(piece, bytes) else due.pop(piece, None)
+                if isinstance(piece, ByteRange):
+                    rows.append(_Row(number, piece, part, check))
+                    continue
+                progress.begun.add(number)
+                crc = _copied((piece,) if isinstance(piece, bytes) else read_chunks(piece), part, summed=bool(check))
+                if check is not None and crc != check.crc32:
+                    raise Differs(number, check, crc)
+            rest += due.values() if all_of_them else ()
+        sums = self._read(rows, progress)
+        progress.filled.update(range(len(fills)))
+        for row, crc in zip(rows, sums, strict=True):
             if row.check is not None and crc != row.check.crc32:
-                raise Differs(row.check, crc)
-        if all_of_them:
-            background_checks.run(due.values())
+                progress.filled.remove(row.number)
+                raise Differs(row.number, row.check, crc)
+        background_checks.run(rest)
 
     def refuse_changes(self) -> None:
         """Raise `ChangedFile` unless everything read so far came from one version of the files.
@@ -153,33 +190,43 @@ class Reading:
         stamp = self.marks[path]
         return not stamp.tag and 0 <= self._opened - stamp.ctime_ns < RECENT
 
-    def _read(self, rows: Sequence[_Row]) -> list[int]:
+    def _read(self, rows: Sequence[_Row], progress: Progress) -> list[int]:
         """Fill views with ranges of files, and return the checksums of the ranges that are checked or read again.
 
         If there are many bytes, two threads read: the first touch of fresh memory takes longer than the copy.
         """
         total = sum(len(row.view) for row in rows)
-        if WORKERS > 1 and total >= TWICE and all(is_local(row.piece.path) for row in rows):
-            sums = self._on_two_threads(rows, -(-total // 2))
+        if WORKERS > 1 and total >= TWICE and all(map(is_local, {row.piece.path for row in rows})):
+            sums = self._on_two_threads(rows, min(-(-total // 2), SHARE), progress)
         else:
-            sums = [self._filled(row) for row in rows]
+            sums = []
+            for row in rows:
+                progress.begun.add(row.number)
+                sums.append(self._filled(row))
         for row, crc in zip(rows, sums, strict=True):
             if row.check is None and self._is_recent(row.piece.path):
                 self._again.append((row.piece, crc))
         return sums
 
-    def _on_two_threads(self, rows: Sequence[_Row], most: int) -> list[int]:
+    def _on_two_threads(self, rows: Sequence[_Row], most: int, progress: Progress) -> list[int]:
         """Fill the views, in shares of at most `most` bytes that each thread takes in turn."""
-        # Large shares: two threads that touch neighboring pages for the first time wait for each other.
         shares = [(number, share) for number, row in enumerate(rows) for share in row.shares(most)]
-        made = [0] * len(shares)
+        made: list[int | None] = [None] * len(shares)
         left = deque(range(len(shares)))
 
         def work() -> None:
-            with suppress(IndexError):
-                while True:
+            while True:
+                try:
                     nth = left.popleft()
-                    made[nth] = self._filled(shares[nth][1])
+                except IndexError:
+                    return
+                share = shares[nth][1]
+                progress.begun.add(share.number)
+                try:
+                    made[nth] = self._filled(share)
+                except BaseException:
+                    left.clear()
+                    raise
 
         pool = self._pool = self._pool or threads(1)
         try:
@@ -190,35 +237,46 @@ class Reading:
             left.clear()
             self._pool = None
             pool.shutdown()  # from here on, nothing writes to the views
+            unfilled = {share.number for (_, share), crc in zip(shares, made, strict=True) if crc is None}
+            progress.filled.update(progress.begun - unfilled)
             raise
         sums = [0] * len(rows)
         for (number, share), crc in zip(shares, made, strict=True):
-            sums[number] = crc32_joined(sums[number], crc, len(share.view))
+            assert crc is not None
+            sums[number] = crc32_joined(sums[number], crc, len(share.view)) if sums[number] else crc
         return sums
 
     def _filled(self, row: _Row) -> int:
         """Fill the view of a row, and return its checksum: 0 unless it is checked or read again.
 
-        Each block is summed while it is still in a cache.
+        Each block is summed while it is still in a cache, and so are the pages in which the kernel zeroes fresh memory.
         """
         piece, view = row.piece, row.view
         with self._open(piece.path) as source:
             _refuse_short(source, piece)
             source.expect(piece.offset, piece.length)
-            if row.check is None and not self._is_recent(piece.path):
-                source.read_into(piece.offset, view)
-                return 0
+            summed = row.check is not None or self._is_recent(piece.path)
+            fresh = len(view) >= BLOCK and platform.is_untouched(view)
             crc = 0
-            for at in range(0, len(view), BLOCK):
-                block = view[at : at + BLOCK]
+            size = BLOCK if fresh or summed else max(len(view), 1)
+            for at in range(0, len(view), size):
+                block = view[at : at + size]
+                if fresh:
+                    platform.touch(block)
                 source.read_into(piece.offset + at, block)
-                crc = checksum(block, crc)
+                if summed:
+                    crc = checksum(block, crc)
             return crc
 
 
 class _Row(NamedTuple):
-    """A range of a file, the memory that it fills, and the checksum of the range or of one that it is a part of."""
+    """A range of a file, the memory that it fills, and the checksum of the range or of one that it is a part of.
 
+    Attributes:
+        number: number of the fill that it belongs to.
+    """
+
+    number: int
     piece: ByteRange
     view: memoryview
     check: RangeCheck | None
@@ -227,7 +285,7 @@ class _Row(NamedTuple):
         """Yield parts of at most `most` bytes."""
         for at in range(0, len(self.view), most):
             view = self.view[at : at + most]
-            yield _Row(self.piece.sub(at, len(view)), view, self.check)
+            yield _Row(self.number, self.piece.sub(at, len(view)), view, self.check)
 
 
 def _refuse_short(source: Source, piece: ByteRange) -> None:
@@ -235,7 +293,7 @@ def _refuse_short(source: Source, piece: ByteRange) -> None:
         raise truncated(piece, source.size)
 
 
-def _copied(chunks: Iterator[bytes], view: memoryview, *, summed: bool) -> int:
+def _copied(chunks: Iterable[bytes], view: memoryview, *, summed: bool) -> int:
     at = crc = 0
     for chunk in chunks:
         view[at : at + len(chunk)] = chunk

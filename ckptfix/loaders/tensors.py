@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from ckptfix.io import background_checks
 from ckptfix.io.checksums import Checksums, crc32_on
 from ckptfix.io.source import open_source, refuse_changed, stamp, truncated
 from ckptfix.io.virtual_files import checks_of, is_spliced
-from ckptfix.loaders.reading import Differs, Reading
+from ckptfix.loaders.reading import Differs, Fill, Progress, Reading
 
 if TYPE_CHECKING:
     import torch
@@ -218,16 +218,24 @@ class TensorMaker:
             self.reading.refuse_short(data)
             message = f"not enough memory for a storage of {data.length:,} bytes"
             raise Refused(message, path=self.checkpoint.path, hint="use mmap=True to map the file instead") from None
-        self.fill(storage, data, bytes_of(made, 0, data.length), summed=summed)
+        self.fill([(storage, self.planned(storage, data, bytes_of(made, 0, data.length), summed=summed))])
         return made
 
-    def fill(self, storage: Storage, data: Data, view: memoryview, *, summed: bool = True) -> None:
-        """Fill `view` with `data`, which is all or a part of `storage`. Raises as `read` does."""
-        checks = self._checks(storage, data) if self.verify and summed else ()
+    def planned(self, storage: Storage, data: Data, view: memoryview, *, summed: bool = True) -> Fill:
+        """Return how to fill `view` with `data`, which is all or a part of `storage`, and with which checks."""
+        checks = tuple(self._checks(storage, data)) if self.verify and summed else ()
+        return Fill(data, view, checks, all_of_them=storage.identity not in self.verified)
+
+    def fill(self, parts: Sequence[tuple[Storage, Fill]], progress: Progress | None = None) -> None:
+        """Fill memory with parts of storages, and keep `progress` up to date.
+
+        Raises:
+            DamagedFile: a checksum does not match, or the file is too short or was written to since it was opened.
+        """
         try:
-            self.reading.fill(data, view, checks, all_of_them=storage.identity not in self.verified)
+            self.reading.fill([fill for _, fill in parts], progress)
         except Differs as found:
-            raise self._differs(storage, found.check, found.crc32) from None
+            raise self._differs(parts[found.number][0], found.check, found.crc32) from None
 
     def _checks(self, storage: Storage, data: Data) -> Iterable[RangeCheck]:
         """Return the checksums that the file states for `data`, which belongs to `storage`."""

@@ -22,7 +22,7 @@ from ckptfix.commands import command
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import LoadMismatch, Refused
 from ckptfix.formats import open_checkpoint
-from ckptfix.loaders import load_state_dict
+from ckptfix.loaders.state_dict import load_state_dict
 from ckptfix.names import wrappers
 from ckptfix.trainer import dcp
 from ckptfix.trainer.parallel import inner

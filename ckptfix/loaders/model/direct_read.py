@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import ByteRange, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.byte_ranges import in_one_piece, pieces_of
-from ckptfix.errors import CkptfixError
+from ckptfix.loaders.reading import Fill
 from ckptfix.loaders.tensors import TensorMaker, bytes_of, unmoved
 
 if TYPE_CHECKING:
@@ -19,30 +19,19 @@ SMALL = 64 << 10
 """Bytes of a tensor from which on the direct read is worthwhile."""
 
 
-def fill(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> bool:
-    """Fill `parameter` with the data of `entry`; return False, with nothing done, if it must be converted or moved.
+def planned(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> tuple[Storage, Fill] | None:
+    """Return how to fill `parameter` with the data of `entry`, or None if that must be converted or moved.
 
     Raises:
-        DamagedFile: the file is too short, its checksum does not match, or it was written to since it was opened.
+        CkptfixError: the location of the data cannot be read.
     """
-    import torch
-
     data = _run_of(maker, entry, parameter)
     if data is None:
-        return False
+        return None
     assert entry.storage is not None
     start = int(parameter.storage_offset()) * parameter.element_size()
-    maker.fill(entry.storage, data, bytes_of(parameter.untyped_storage(), start, data.length))
-    torch.autograd.graph.increment_version(parameter)
-    return True
-
-
-def may_have_begun(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> bool:
-    """Return whether `fill` may have written to `parameter` before it failed."""
-    try:
-        return _run_of(maker, entry, parameter) is not None
-    except CkptfixError:  # the location of the data was not known, so nothing was read
-        return False
+    view = bytes_of(parameter.untyped_storage(), start, data.length)
+    return entry.storage, maker.planned(entry.storage, data, view)
 
 
 def _run_of(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> ByteRange | None:

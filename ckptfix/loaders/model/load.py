@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry, address, same_place
+from ckptfix.checkpoint import Checkpoint, Storage, TensorEntry, address, same_place
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
 from ckptfix.extras import need_torch
 from ckptfix.io.source import cause_of
+from ckptfix.io.threads import batches
 from ckptfix.loaders.model import direct_read, torch_way
 from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_codes, refuse_two_values
 from ckptfix.loaders.model.overflow import out_of_range
@@ -21,6 +23,7 @@ from ckptfix.loaders.model.places import ModuleSlot, dtype_of, identity, is_lazy
 from ckptfix.loaders.model.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.objects import Builder
 from ckptfix.loaders.open_for_loading import opened, opens_once, refuse_swapped_arguments
+from ckptfix.loaders.reading import Fill, Progress
 from ckptfix.loaders.sources import StateSource, chosen
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.loaders.values import ForeignObject
@@ -297,18 +300,25 @@ def in_file_order(fit: Fit) -> Iterator[tuple[str, TensorEntry]]:
             yield name, entry
 
 
-def _so_far(rows: Sequence[str], index: int, *, partly: bool = False) -> str:
-    """Describe which tensors of the model were loaded before the one at `index` failed.
+GROUP = 512 << 20
+"""Bytes of the tensors that are loaded together: enough for two threads to be busy all the time."""
 
-    Args:
-        partly: that tensor itself may be partly overwritten.
-    """
-    torn = f"{rows[index]} may be partly overwritten" if partly else ""
-    if not index:
-        return f"{torn}, and the rest of the model was not changed" if partly else "the model was not changed"
-    loaded = shown(collapse(rows[:index], rows), most=len(rows))
-    before = f"{index} of {plural(len(rows), 'tensor')} of the model were loaded before ({loaded})"
-    return f"{before}, {torn}, and the others were not" if partly else f"{before}, and the others were not"
+
+def _so_far(names: Sequence[str], loaded: Collection[int], torn: Collection[int]) -> str:
+    """Describe what was loaded before an error, by the numbers of the tensors: `torn` may be partly overwritten."""
+
+    def those(numbers: Collection[int]) -> str:
+        return shown(collapse([names[number] for number in sorted(numbers)], names), most=len(names))
+
+    parts = []
+    if loaded:
+        tensors = plural(len(names), "tensor")
+        parts.append(f"{len(loaded)} of {tensors} of the model were loaded before ({those(loaded)})")
+    if torn:
+        parts.append(f"{those(torn)} may be partly overwritten")
+    if not parts:
+        return "the model was not changed"
+    return f"{', '.join(parts)}, and {'the others were not' if loaded else 'the rest of the model was not changed'}"
 
 
 def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
@@ -319,22 +329,28 @@ def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
         rows = list(in_file_order(fit))
         names = [name for name, _ in rows]
         beyond: dict[str, int] = {}
-        for index, (name, entry) in enumerate(rows):
-            parameter = fit.target.tensors[name]
+        loaded: set[int] = set()
+        torn: set[int] = set()
+        for group in batches(range(len(rows)), lambda number: rows[number][1].nbytes, GROUP):
+            number = group[0]
             try:
-                if not direct_read.fill(maker, entry, parameter):
+                _read_directly(fit, maker, rows, group, loaded, torn)
+                rest = [number for number in group if number not in loaded]
+                for number, following in zip_longest(rest, rest[1:]):
+                    name, entry = rows[number]
+                    parameter = fit.target.tensors[name]
                     value = maker.once(entry)
                     beyond[name] = out_of_range(value, parameter.dtype)
                     parameter.copy_(torch_way.placed(value, parameter))
+                    loaded.add(number)
+                    maker.forget(None if following is None else rows[following][1])
             except RuntimeError as error:
-                message = f"{str(error).splitlines()[0]}; {_so_far(names, index)}"
-                raise LoadMismatch(message, path=maker.checkpoint.path, where=name) from None
+                message = f"{str(error).splitlines()[0]}; {_so_far(names, loaded, torn)}"
+                raise LoadMismatch(message, path=maker.checkpoint.path, where=names[number]) from None
             except CkptfixError as error:
                 cause = cause_of(error)
-                partly = direct_read.may_have_begun(maker, entry, parameter)
-                cause.message = f"{cause.message}; {_so_far(names, index, partly=partly)}"
+                cause.message = f"{cause.message}; {_so_far(names, loaded, torn)}"
                 raise cause from error.__cause__
-            maker.forget(rows[index + 1][1] if index + 1 < len(rows) else None)
         try:
             maker.reading.refuse_changes()
         except CkptfixError as error:
@@ -343,6 +359,40 @@ def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
             error.message = f"{error.message}; {many} of the model were overwritten, perhaps with two versions: {every}"
             raise
     return beyond
+
+
+def _read_directly(
+    fit: Fit,
+    maker: TensorMaker,
+    rows: Sequence[tuple[str, TensorEntry]],
+    group: Sequence[int],
+    loaded: set[int],
+    torn: set[int],
+) -> None:
+    """Fill those tensors of a group whose bytes need no conversion.
+
+    Args:
+        loaded: is extended by the numbers of the tensors that have their values.
+        torn: is extended by the numbers of those that have a part of them, after an error.
+    """
+    import torch
+
+    numbers: list[int] = []
+    parts: list[tuple[Storage, Fill]] = []
+    for number in group:
+        name, entry = rows[number]
+        part = direct_read.planned(maker, entry, fit.target.tensors[name])
+        if part is not None:
+            numbers.append(number)
+            parts.append(part)
+    progress = Progress()
+    try:
+        maker.fill(parts, progress)
+    finally:
+        loaded.update(numbers[nth] for nth in progress.filled)
+        torn.update(numbers[nth] for nth in progress.begun - progress.filled)
+    for number in numbers:
+        torch.autograd.graph.increment_version(fit.target.tensors[rows[number][0]])
 
 
 def _assign(fit: Fit, maker: TensorMaker) -> None:

@@ -37,13 +37,14 @@ def value(dtype: torch.dtype) -> torch.Tensor:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each tensor was read directly."""
     seen: list[bool] = []
-    fill = direct_read.fill
+    planned = direct_read.planned
 
-    def counted(*arguments: Any) -> bool:
-        seen.append(fill(*arguments))
-        return seen[-1]
+    def counted(*arguments: Any) -> Any:
+        found = planned(*arguments)
+        seen.append(found is not None)
+        return found
 
-    monkeypatch.setattr(direct_read, "fill", counted)
+    monkeypatch.setattr(direct_read, "planned", counted)
     return seen
 
 
@@ -69,9 +70,9 @@ def test_the_same_values(
 _on_two_threads = reading.Reading._on_two_threads
 
 
-def _in_shares(self: reading.Reading, share: int, rows: Any, most: int) -> list[int]:
+def _in_shares(self: reading.Reading, share: int, rows: Any, most: int, progress: reading.Progress) -> list[int]:
     assert most >= sum(len(row.view) for row in rows) / 2
-    return _on_two_threads(self, rows, share)
+    return _on_two_threads(self, rows, share, progress)
 
 
 class Several(nn.Module):
