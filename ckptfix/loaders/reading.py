@@ -37,7 +37,7 @@ from ckptfix.io.source import (
 from ckptfix.io.threads import WORKERS
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 RECENT = 2_000_000_000
 """Nanoseconds after the last write to a file during which its writer may still be at work."""
@@ -150,11 +150,14 @@ class Reading:
         Raises:
             ChangedFile: a file was written to since it was opened, or one of several files was replaced.
         """
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        self._end_pool()
         with blames_changes():
             self._refuse_changes()
+
+    def _end_pool(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
 
     def _refuse_changes(self) -> None:
         for path, before in self.marks.items():
@@ -196,20 +199,15 @@ class Reading:
         If there are many bytes, two threads read: the first touch of fresh memory takes longer than the copy.
         """
         total = sum(len(row.view) for row in rows)
-        if WORKERS > 1 and total >= TWICE and all(map(is_local, {row.piece.path for row in rows})):
-            sums = self._on_two_threads(rows, min(-(-total // 2), SHARE), progress)
-        else:
-            sums = []
-            for row in rows:
-                progress.begun.add(row.number)
-                sums.append(self._filled(row))
+        two = WORKERS > 1 and total >= TWICE and all(map(is_local, {row.piece.path for row in rows}))
+        sums = self._in_shares(rows, min(-(-total // 2), SHARE) if two else max(total, 1), progress)
         for row, crc in zip(rows, sums, strict=True):
             if row.check is None and self._is_recent(row.piece.path):
                 self._again.append((row.piece, crc))
         return sums
 
-    def _on_two_threads(self, rows: Sequence[_Row], most: int, progress: Progress) -> list[int]:
-        """Fill the views, in shares of at most `most` bytes that each thread takes in turn."""
+    def _in_shares(self, rows: Sequence[_Row], most: int, progress: Progress) -> list[int]:
+        """Fill the views, in shares of at most `most` bytes. If they are several, two threads take them in turn."""
         shares = [(number, share) for number, row in enumerate(rows) for share in row.shares(most)]
         made: list[int | None] = [None] * len(shares)
         left = deque(range(len(shares)))
@@ -228,15 +226,17 @@ class Reading:
                     left.clear()
                     raise
 
-        pool = self._pool = self._pool or threads(1)
+        other: Future[None] | None = None
         try:
-            other = pool.submit(work)
+            if sum(len(row.view) for row in rows) > most:
+                self._pool = self._pool or threads(1)
+                other = self._pool.submit(work)
             work()
-            other.result()
+            if other is not None:
+                other.result()
         except BaseException:
             left.clear()
-            self._pool = None
-            pool.shutdown()  # from here on, nothing writes to the views
+            self._end_pool()  # from here on, nothing writes to the views
             unfilled = {share.number for (_, share), crc in zip(shares, made, strict=True) if crc is None}
             progress.filled.update(progress.begun - unfilled)
             raise

@@ -15,9 +15,6 @@ from ckptfix.loaders.tensors import TensorMaker, bytes_of, unmoved
 if TYPE_CHECKING:
     import torch
 
-SMALL = 64 << 10
-"""Bytes of a tensor from which on the direct read is worthwhile."""
-
 
 def planned(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> tuple[Storage, Fill] | None:
     """Return how to fill `parameter` with the data of `entry`, or None if that must be converted or moved.
@@ -45,7 +42,7 @@ def _run_of(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> 
         storage is None
         or not isinstance(storage.data, ByteRange)
         or entry.kind != "dense"
-        or nbytes < SMALL
+        or not nbytes
         or maker.restore is not unmoved
         or (maker.checkpoint.byteorder == "big" and row.itemsize > 1)
         or not entry.is_contiguous

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrizations
 
 import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, LoadMismatch, NoSuchTensor, Refused
+from ckptfix.loaders import reading
 
 
 def saved(path: Path, value: Any, **how: Any) -> Path:
@@ -753,36 +754,51 @@ def test_a_damaged_record_is_found_before_anything_is_changed(
     assert caught.value.where == "1.weight" and caught.value.path == str(path) and caught.value.offset
 
 
-@pytest.mark.parametrize("own_way", [False, True])
 @pytest.mark.parametrize("fails", [0, 3])
+@pytest.mark.parametrize("how", ["read", "converted", "own way"])
 def test_an_error_on_the_way_says_what_was_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, own_way: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, how: str
 ) -> None:
     """As when the disk fails under the reader, which nothing can know before."""
-    path = saved(tmp_path / "a.pth", net().state_dict())
-    broken = list(net().state_dict())[fails]
-    make = ckptfix.loaders.tensors.TensorMaker.make
+    path = saved(tmp_path / "a.pth", (net().double() if how == "converted" else net()).state_dict())
+    names = list(net().state_dict())
+    make, filled = ckptfix.loaders.tensors.TensorMaker.make, reading.Reading._filled
+    read: list[object] = []
 
     def failing(self: Any, entry: Any) -> Any:
-        if entry.key == broken:
+        if entry.key == names[fails]:
             raise DamagedFile("gone", path=path, where=entry.key)
         return make(self, entry)
 
-    monkeypatch.setattr("ckptfix.loaders.tensors.TensorMaker.make", failing)
+    def unreadable(self: Any, row: Any) -> int:
+        read.append(row)
+        if len(read) > fails:
+            raise DamagedFile("gone", path=path)
+        return filled(self, row)
+
+    if how == "read":
+        monkeypatch.setattr(reading.Reading, "_filled", unreadable)
+    else:
+        monkeypatch.setattr("ckptfix.loaders.tensors.TensorMaker.make", failing)
     model: Any = blank(net())
-    if own_way:
+    if how == "own way":
         model._register_load_state_dict_pre_hook(lambda *_: None)
     with pytest.raises(CkptfixError) as caught:
         ckptfix.load_into(model, path)
+    tracked = "1.num_batches_tracked"  # an integer, which is read as it is: before those that are converted
     texts = {
-        (0, False): "gone; the model was not changed",
-        (3, False): "gone; 3 of 9 tensors of the model were loaded before (0.* (2), 1.weight), and the others were not",
-        (0, True): "gone; the model's modules had already received nothing",
-        (3, True): "gone; the model's modules had already received 0.weight, 0.bias, 1.weight",
+        (0, "read"): "gone; 0.weight may be partly overwritten, and the rest of the model was not changed",
+        (3, "read"): "gone; 3 of 9 tensors of the model were loaded before (0.* (2), 1.weight), "
+        "1.bias may be partly overwritten, and the others were not",
+        (0, "converted"): f"gone; 1 of 9 tensors of the model were loaded before ({tracked}), and the others were not",
+        (3, "converted"): "gone; 4 of 9 tensors of the model were loaded before (0.* (2), 1.weight, "
+        f"{tracked}), and the others were not",
+        (0, "own way"): "gone; the model's modules had already received nothing",
+        (3, "own way"): "gone; the model's modules had already received 0.weight, 0.bias, 1.weight",
     }
-    assert texts[fails, own_way] in str(caught.value)
-    changed = [name for name, value in model.state_dict().items() if not (value == 7).all()]
-    assert changed == list(net().state_dict())[:fails]
+    assert texts[fails, how] in str(caught.value)
+    changed = {name for name, value in model.state_dict().items() if not (value == 7).all()}
+    assert changed == {*names[:fails], *([tracked] if how == "converted" else ())}
 
 
 # --- checkpoints of other libraries -------------------------------------------------------------------------------
