@@ -60,9 +60,9 @@ def load_into(
     """Load the checkpoint at `path` into `model`, and report what was done.
 
     Either side may be wrapped: DataParallel, DistributedDataParallel, FSDP, torch.compile, checkpoint wrapper,
-    AveragedModel, and stacks of them. Parameters and buffers keep their device and dtype. Values are read tensor by
-    tensor, in constant memory. A warning counts the values that leave the range of the model's dtype. Keys that the
-    model ties count as one.
+    AveragedModel, and stacks of them. Parameters and buffers keep their device and dtype. Values are read straight
+    into them, or converted tensor by tensor, in constant memory. A warning counts the values that leave the range of
+    the model's dtype. Keys that the model ties count as one.
 
     Modules that load in their own way (hooks, an overridden ``_load_from_state_dict``, extra state) still do so. Such
     hooks run twice: first on a copy of the module without data, to find out whether everything fits before anything is

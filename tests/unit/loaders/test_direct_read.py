@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import torch
 from torch import nn
 
 import ckptfix
+from ckptfix import platform
 from ckptfix.errors import DamagedFile, Truncated
-from ckptfix.io.source import open_source
+from ckptfix.io.source import BLOCK, open_source
 from ckptfix.loaders import reading
 from ckptfix.loaders.model import direct_read
 
@@ -122,6 +125,32 @@ def test_an_error_in_one_thread_ends_both(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DamagedFile, match="no more; weight may be partly overwritten"):
         ckptfix.load_into(Several(), tmp_path / "x.pth", verify=False)
     assert len(calls) <= 7, "each of the two threads ends at its first error"
+
+
+@pytest.mark.parametrize("has_calls", [True, False])
+def test_memory_that_was_never_used_is_filled_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_calls: bool
+) -> None:
+    """The kernel provides its pages beforehand, and those alone that are filled; without such a call, on the way."""
+    room = mmap.mmap(-1, 4 * BLOCK)
+    page = mmap.PAGESIZE
+    first, other = memoryview(room)[page + 64 : 3 * BLOCK], memoryview(room)[3 * BLOCK + page :]
+    if not has_calls:
+        monkeypatch.setattr(platform, "_memory_calls", lambda: None)
+    untouched = has_calls and sys.platform == "linux"
+    assert platform.is_untouched(first) is untouched is platform.is_untouched(other)
+    assert not platform.is_untouched(first[:page]), "no page is whole in it"
+    wanted = torch.randint(-100, 100, (len(first) // 8,), dtype=torch.int64)
+    torch.save({"weight": wanted}, tmp_path / "x.pth")
+    model = One(torch.frombuffer(first, dtype=torch.int64))
+    ckptfix.load_into(model, tmp_path / "x.pth")
+    assert torch.equal(model.weight, wanted)
+    assert not platform.is_untouched(first)
+    assert platform.is_untouched(other) is untouched
+    platform.touch(first)
+    assert torch.equal(model.weight, wanted), "memory in use keeps its content"
+    platform.touch(other)
+    assert not any(other) and not platform.is_untouched(other)
 
 
 @pytest.mark.parametrize(
