@@ -79,7 +79,7 @@ class Fill(NamedTuple):
 
 
 class Progress:
-    """How far a call has come with its fills, by their numbers: a call that fails leaves some of them partly filled.
+    """The progress of a call with its fills, by their numbers: a call that fails leaves some of them partly filled.
 
     Attributes:
         begun: fills whose memory may have been written to.
