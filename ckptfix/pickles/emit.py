@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from typing import Any, cast
 
 from ckptfix.errors import Unsupported
@@ -39,7 +40,7 @@ def emit(root: Node) -> bytes:
     """
     writer = Writer(None)
     writer.run(root)
-    return b"".join((bytes((op.PROTO, 2)), *writer.out, b"."))
+    return writer.stream(2)
 
 
 class Writer:
@@ -73,7 +74,7 @@ class Writer:
         self.items = items or {}
         self.gone = frozenset(gone)
         self.replaced = replaced or {}
-        self.out: list[bytes] = []
+        self.out = BytesIO()
         self.memo: dict[object, int] = {}
         self.count = 0
         self.heads: dict[tuple[str, str, str], tuple[bytes, bytes, bytes]] = {}
@@ -98,16 +99,20 @@ class Writer:
                 node = replaced.get(id(node), node)
             kind = type(node)
             if gone and id(node) in gone:
-                out.append(b"N")
+                out.write(b"N")
             elif kind in _LEAVES:
                 _LEAVES[kind](self, node)
             elif kind is tuple and not node:
-                out.append(b")")
+                out.write(b")")
             elif kind not in NODES:
                 raise Unsupported(f"a {kind.__name__} cannot be written to a pickle")
             elif not self.fetched(id(node)) and not (type(node) is Call and self.whole and self.tensor(node)):
                 steps = NODES[kind](self, node)
                 stack.append(steps)
+
+    def stream(self, protocol: int) -> bytes:
+        """Return the whole stream, with PROTO and STOP."""
+        return b"".join((bytes((op.PROTO, protocol)), self.out.getbuffer(), b"."))
 
     def tensor(self, node: Call) -> bool:
         """Write the call that rebuilds a plain tensor, and return whether `node` is one.
@@ -132,18 +137,18 @@ class Writer:
             return False
         self.name(cast(Global, node.func))
         self.persids.append(persid)
-        self.out.append(b"((")
+        self.out.write(b"((")
         for value in pid:
             _LEAVES[type(value)](self, value)
-        self.out.append(b"t")
+        self.out.write(b"t")
         self.put(id(pid))
-        self.out += (b"Q", int_opcode(offset))
+        self.out.writelines((b"Q", int_opcode(offset)))
         self.sizes(shape)
         self.sizes(stride)
-        self.out.append(b"\x88" if requires_grad else b"\x89")
+        self.out.write(b"\x88" if requires_grad else b"\x89")
         self.name(cast(Global, hooks.func))
         for made, opcode in ((hooks, b")R"), (args, b"t"), (node, b"R")):
-            self.out.append(opcode)
+            self.out.write(opcode)
             self.put(id(made))
         return True
 
@@ -176,7 +181,7 @@ class Writer:
             *(number, a, number + 1, b, number + 2, c, number + 3, d),
             *(number + 4, b"tr", number + 5, b"Rr", number + 6),
         )
-        self.out.append(b"%b%br%b" % (head, named, puts))
+        self.out.write(b"%b%br%b" % (head, named, puts))
         memo[key] = number
         memo[id(shape)] = number + 2
         memo[id(stride)] = number + 3
@@ -194,35 +199,35 @@ class Writer:
         self.memo[op.BINUNICODE, args.key] = number
         self.count = number + 2
         self.persids.append(args.reference())
-        self.out.append(b"".join(parts))
+        self.out.write(b"".join(parts))
         self.sizes(args.shape)
         self.sizes(args.stride)
         number = self.count
         puts = (_LONG(op.LONG_BINPUT, number + index) for index in range(3))
         flag = b"\x88" if args.requires_grad else b"\x89"
-        self.out.append(b"%b%b)R%bt%bR%b" % (flag, last, *puts))
+        self.out.write(b"%b%b)R%bt%bR%b" % (flag, last, *puts))
         self.memo[id(node)] = number + 2
         self.count = number + 3
         return True
 
     def sizes(self, node: tuple[int, ...]) -> None:
         if not node:
-            self.out.append(b")")
+            self.out.write(b")")
         elif not self.fetched(id(node)):
-            self.out.append(ints(node))
+            self.out.write(ints(node))
             self.put(id(node))
 
     def put(self, key: object) -> None:
         index = self.count
         self.count += 1
         self.memo[key] = index
-        self.out.append(bytes((op.BINPUT, index)) if index < 256 else _LONG(op.LONG_BINPUT, index))
+        self.out.write(bytes((op.BINPUT, index)) if index < 256 else _LONG(op.LONG_BINPUT, index))
 
     def fetched(self, key: object) -> bool:
         index = self.memo.get(key)
         if index is None:
             return False
-        self.out.append(_get(index))
+        self.out.write(_get(index))
         return True
 
     def closed(self, node: object, pops: bytes, makes: bytes) -> bool:
@@ -231,10 +236,10 @@ class Writer:
         If a cycle has already created it, pop the values, fetch it and return False.
         """
         if id(node) in self.memo:
-            self.out.append(pops)
+            self.out.write(pops)
             self.fetched(id(node))
             return False
-        self.out.append(makes)
+        self.out.write(makes)
         self.put(id(node))
         return True
 
@@ -246,12 +251,12 @@ class Writer:
             like = op.BINUNICODE
         key = (like, str(value))
         if not self.fetched(key):
-            self.out.append(string_opcode(value, 2, like))
+            self.out.write(string_opcode(value, 2, like))
             self.put(key)
 
     def key(self, value: Key) -> None:
         if not self.fetched((Key, value)):
-            self.out.append(string_opcode(value, 2, op.BINUNICODE))
+            self.out.write(string_opcode(value, 2, op.BINUNICODE))
             self.put((Key, value))
 
     def raw(self, value: bytes) -> None:
@@ -262,7 +267,8 @@ class Writer:
         else:
             short, long = op.SHORT_BINBYTES, op.BINBYTES
         size = len(value)
-        self.out += (bytes((short, size)) if size < 256 else bytes((long,)) + size.to_bytes(4, "little"), value)
+        self.out.write(bytes((short, size)) if size < 256 else bytes((long,)) + size.to_bytes(4, "little"))
+        self.out.write(value)
         self.put(("b", value))
 
     def name(self, value: Global) -> None:
@@ -271,13 +277,13 @@ class Writer:
             return
         if value.full.startswith(UNRESOLVABLE) or "\n" in value.module or "\n" in value.name:
             raise Unsupported("a global whose name is computed", offset=value.start)
-        self.out.append(f"c{value.module}\n{value.name}\n".encode("utf-8", "surrogatepass"))
+        self.out.write(f"c{value.module}\n{value.name}\n".encode("utf-8", "surrogatepass"))
         self.put(key)
 
     def tuple_(self, node: tuple[Node, ...]) -> Steps:
         short = len(node) <= 3
         if not short:
-            self.out.append(b"(")
+            self.out.write(b"(")
         yield from node
         self.closed(node, b"0" * len(node) if short else b"1", TUPLES[len(node)] if short else b"t")
 
@@ -294,11 +300,11 @@ class Writer:
         if node.kind == "set":
             self.begin(node, bytes((op.EMPTY_SET,)))
             if node.elements:
-                self.out.append(b"(")
+                self.out.write(b"(")
                 yield from node.elements
-                self.out.append(bytes((op.ADDITEMS,)))
+                self.out.write(bytes((op.ADDITEMS,)))
             return
-        self.out.append(b"(")
+        self.out.write(b"(")
         yield from node.elements
         self.closed(node, b"1", bytes((op.FROZENSET,)))
 
@@ -309,14 +315,14 @@ class Writer:
     def persid(self, node: PersId) -> Steps:
         self.persids.append(node)
         if type(node.pid) is str and node.pid.isascii() and "\n" not in node.pid:
-            self.out.append(b"P" + node.pid.encode("ascii") + b"\n")
+            self.out.write(b"P" + node.pid.encode("ascii") + b"\n")
             return
         yield node.pid
-        self.out.append(b"Q")
+        self.out.write(b"Q")
 
     def call(self, node: Call) -> Steps:
         if node.how in ("OBJ", "INST"):
-            self.out.append(b"(")
+            self.out.write(b"(")
             yield node.func
             yield from node.arguments
             made = self.closed(node, b"1", b"o")
@@ -335,10 +341,10 @@ class Writer:
         if node.state is not None:
             self.pairs_of_states += type(node.state) is tuple and len(node.state) == 2
             yield node.state
-            self.out.append(b"b")
+            self.out.write(b"b")
 
     def begin(self, node: object, makes: bytes) -> None:
-        self.out.append(makes)
+        self.out.write(makes)
         self.put(id(node))
 
     def left(self, node: object, rows: Sequence[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
@@ -350,10 +356,10 @@ class Writer:
         for start in range(0, len(rows), BATCH):
             batch = rows[start : start + BATCH]
             if len(batch) > 1:
-                self.out.append(b"(")
+                self.out.write(b"(")
             for row in batch:
                 yield from row
-            self.out.append(several if len(batch) > 1 else single)
+            self.out.write(several if len(batch) > 1 else single)
 
 
 def _get(index: int) -> bytes:
@@ -369,10 +375,10 @@ BYTE_STRINGS = (op.SHORT_BINSTRING, op.BINSTRING, op.STRING)
 _CALLS = {"REDUCE": b"R", "NEWOBJ": b"\x81", "NEWOBJ_EX": b"\x92"}
 
 _LEAVES: dict[type, Callable[..., None]] = {
-    type(None): lambda writer, value: writer.out.append(b"N"),
-    bool: lambda writer, value: writer.out.append(b"\x88" if value else b"\x89"),
-    int: lambda writer, value: writer.out.append(int_opcode(value)),
-    float: lambda writer, value: writer.out.append(_DOUBLE(b"G", value)),
+    type(None): lambda writer, value: writer.out.write(b"N"),
+    bool: lambda writer, value: writer.out.write(b"\x88" if value else b"\x89"),
+    int: lambda writer, value: writer.out.write(int_opcode(value)),
+    float: lambda writer, value: writer.out.write(_DOUBLE(b"G", value)),
     Text: Writer.text,
     str: Writer.text,
     Key: Writer.key,

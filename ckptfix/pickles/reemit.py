@@ -50,8 +50,7 @@ def reemit(
     writer.run(graph.root)
     if writer.pairs_of_states:
         refuse_two_states(graph)
-    protocol = max(graph.protocol, 2)
-    return Rewritten(b"".join((bytes((op.PROTO, protocol)), *writer.out, b".")), tuple(writer.persids))
+    return Rewritten(writer.stream(max(graph.protocol, 2)), tuple(writer.persids))
 
 
 def refuse_two_states(graph: Graph) -> None:
