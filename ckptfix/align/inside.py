@@ -9,7 +9,6 @@ in its block. That in turn may show that further blocks are the same.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -18,7 +17,7 @@ from operator import attrgetter
 from ckptfix.align import numbered, roles
 from ckptfix.align.nesting import Twins, crossing
 from ckptfix.align.pairs import Link
-from ckptfix.align.repeated import RepeatedBlocks, ranks
+from ckptfix.align.siblings import Companions, RepeatedBlocks, is_matrix, one_end, ranks
 from ckptfix.align.state import AlignState
 from ckptfix.align.units import ModelSide, Unit, fronts
 
@@ -38,6 +37,8 @@ NOWHERE: Place = ("", "")
 
 Sides = tuple[list[Unit], list[Unit]]
 
+_DIGITS = re.compile(r"\d+")
+
 
 def settle(state: AlignState, held: Collection[Unit] = ()) -> bool:
     """Make links certain whose modules have one counterpart left inside of their blocks; return whether any was made.
@@ -54,12 +55,18 @@ def settle(state: AlignState, held: Collection[Unit] = ()) -> bool:
             across = crossing((link.one, link.other) for link in state.links if link.turned)
         sure = {link.one: link.other for link in state.links if not link.instead}
         twins = Twins(sure.items(), (state.a.contents, state.b.contents), state.blocks, attrgetter("holders"))
-        beside = _Companions(state.a), _Companions(state.b)
+        twins.descend()
+        place_of = partial(twins.place, crossing=across)
+        rows = list(_rows(state, sure, place_of, held))
+        refuted = {place for place, ours, theirs in rows if len(ours) == 1 and _contrary(ours[0], theirs[0], place)}
+        if refuted - {NOWHERE}:
+            twins.forget(refuted)
+            rows = list(_rows(state, sure, place_of, held))
         repeated = RepeatedBlocks(sure, (state.a, state.b), twins.of)
         found: dict[Unit, Unit] = {}
-        for place, ours, theirs in _rows(state, sure, partial(twins.place, crossing=across), held):
+        for place, ours, theirs in rows:
             found |= (
-                _decided(ours, theirs, place, sure, beside)
+                _decided(ours, theirs, place, sure, state.companions)
                 or repeated.decided(ours, theirs, place)
                 or _by_number(ours, theirs, place, (state.a, state.b))
             )
@@ -93,26 +100,21 @@ def _decided(
     theirs: Sequence[Unit],
     place: Place,
     sure: Mapping[Unit, Unit],
-    beside: tuple[_Companions, _Companions],
+    beside: tuple[Companions, Companions],
 ) -> dict[Unit, Unit]:
     """Return the certain pairs of `ours` and `theirs`, whose counterparts are each other's."""
-    labels = [_labels(units, front) for units, front in zip((ours, theirs), place, strict=True)]
     if len(ours) == 1:
-        paths = ours[0].path, theirs[0].path
-        return {} if _contrary(*(texts[0] for texts in labels)) or _contrary(*paths) else {ours[0]: theirs[0]}
+        return {} if _contrary(ours[0], theirs[0], place) else {ours[0]: theirs[0]}
+    labels = [_labels(units, front) for units, front in zip((ours, theirs), place, strict=True)]
     known = dict(_by_companion(ours, theirs, sure, beside))
-    if place == NOWHERE:
-        once = _once(ours), _once(theirs)
-        known = {one: other for one, other in known.items() if one in once[0] and other in once[1]}
     if len(known) == len(ours):
         return known
-    known = {one: other for one, other in known.items() if beside[0].housed(one) or beside[1].housed(other)}
-    if not _on_both_sides(known, ours, theirs, beside):
-        known = {one: other for one, other in known.items() if _one_end(one, beside[0].of(one))}
+    if any(beside[0].course(one) * beside[1].course(other) < 0 for one, other in known.items()):
+        known = {one: other for one, other in known.items() if one_end(one, beside[0].of(one))}
     known = known or _by_name(ours, theirs)
     if known:
         return known
-    if len(ours) > MOST or (place == NOWHERE and any(len(_once(units)) < len(units) for units in (ours, theirs))):
+    if len(ours) > MOST:
         return {}
     if any(map(_counts_twice, labels)):
         return {}
@@ -139,16 +141,18 @@ def _by_number(
             for side, front in zip(sides, place, strict=True)]  # fmt: skip
     near = [_labels(units, front) for units, front in zip(held, place, strict=True)]
     similar = [
-        _labels((unit for unit in units if ranks(unit) == ranks(ours[0]) and unit.kind != ours[0].kind), front)
-        for units, front in zip(held, place, strict=True)
+        _labels((unit for unit in units if ranks(unit) == ranks(ours[0]) and unit not in open_), front)
+        for units, open_, front in zip(held, (ours, theirs), place, strict=True)
     ]
     rows = numbered.paired(texts, others, (near[0], near[1]), (similar[0], similar[1]))
     return {ours[row]: theirs[to] for row, to in rows}
 
 
-def _contrary(one: str, other: str) -> bool:
-    """Return whether the words of two paths contradict each other."""
-    return roles.score(roles.parts([one])[0], roles.parts([other])[0]) < 0
+def _contrary(one: Unit, other: Unit, place: Place) -> bool:
+    """Return whether the words of two modules contradict each other, as a whole or inside of their blocks."""
+    inside = (text for unit, front in zip((one, other), place, strict=True) for text in _labels([unit], front))
+    return any(roles.score(*(roles.parts([text])[0] for text in pair)) < 0
+               for pair in (inside, (one.path, other.path)))  # fmt: skip
 
 
 def _counts_twice(labels: Sequence[str]) -> bool:
@@ -171,17 +175,11 @@ def _by_name(ours: Sequence[Unit], theirs: Sequence[Unit]) -> dict[Unit, Unit]:
     return {unit: named[1][name] for name, unit in named[0].items()}
 
 
-def _once(units: Sequence[Unit]) -> set[Unit]:
-    """Return the modules that are not those of several blocks, which words do not tell apart."""
-    counts = Counter(unit.template for unit in units)
-    return {unit for unit in units if counts[unit.template] == 1}
-
-
 def _by_companion(
     ours: Sequence[Unit],
     theirs: Sequence[Unit],
     sure: Mapping[Unit, Unit],
-    beside: tuple[_Companions, _Companions],
+    beside: tuple[Companions, Companions],
 ) -> Iterator[tuple[Unit, Unit]]:
     """Yield the pairs of modules that belong to two modules which are certainly each other's counterpart."""
     for unit in ours:
@@ -189,18 +187,6 @@ def _by_companion(
         twin = beside[1].of(sure[other]) if other is not None and other in sure else None
         if twin is not None and twin in theirs:
             yield unit, twin
-
-
-def _on_both_sides(
-    known: Mapping[Unit, Unit], ours: Sequence[Unit], theirs: Sequence[Unit], beside: tuple[_Companions, _Companions]
-) -> bool:
-    """Return whether the pairs are all modules that have companions, and nothing says that these are others.
-
-    A norm may be that of the convolution before it, or of the one after it.
-    """
-    return len(known) == len(beside[0].among(ours)) == len(beside[1].among(theirs)) and all(
-        beside[0].course(one) * beside[1].course(other) >= 0 for one, other in known.items()
-    )
 
 
 def shifted(state: AlignState) -> Iterator[Link]:
@@ -212,7 +198,7 @@ def shifted(state: AlignState) -> Iterator[Link]:
     grouping, or if words show that the norms outside are the same.
     """
     sure = {link.one: link.other for link in state.links if not link.instead}
-    beside = _Companions(state.a), _Companions(state.b)
+    beside = state.companions
     grouped: dict[Hashable, list[Link]] = {}
     outside: dict[Hashable, list[Link]] = {}
     same: set[Hashable] = set()
@@ -220,11 +206,11 @@ def shifted(state: AlignState) -> Iterator[Link]:
     for link in state.links:
         kind = link.one.kind
         near = beside[0].of(link.one), beside[1].of(link.other)
-        if link.instead or _is_matrix(link.one):
+        if link.instead or is_matrix(link.one):
             continue
         if near[0] is not None and near[1] is not None and sure.get(near[0]) is near[1]:
             course = beside[0].course(link.one) * beside[1].course(link.other)
-            if course > 0 or _one_end(link.one, near[0]):
+            if course > 0 or one_end(link.one, near[0]):
                 same.add(kind)
             elif beside[0].housed(link.one) and beside[1].housed(link.other):
                 grouped.setdefault(kind, []).append(link)
@@ -240,100 +226,20 @@ def shifted(state: AlignState) -> Iterator[Link]:
         yield from (*grouped[kind], *outside[kind])
 
 
-class _Companions:
-    """Modules that belong together: a norm and its convolution.
+def parted(state: AlignState) -> Iterator[Unit]:
+    """Yield the norms with certain links whose convolutions are certainly not each other's.
 
-    They are alone in one module, have the same number in a block (``conv1`` and ``bn1``), or take turns in a list.
+    If their order differs, the two sides group them differently.
     """
-
-    def __init__(self, side: ModelSide) -> None:
-        self._side = side
-        self._found: dict[Unit, Unit] = {}
-        units = side.units
-        homes: dict[str, list[Unit]] = {}
-        for unit in units:
-            if unit.slots:
-                homes.setdefault(unit.path.rpartition(".")[0], []).append(unit)
-        under = Counter(holder for unit in units if unit.slots for holder in unit.holders)
-        for home, inside in homes.items():
-            if home and len(inside) == 2 == under[home]:
-                self._add(*inside)
-        for home, inside in homes.items():
-            self._take_turns(home, inside)
-        self._housed = frozenset(self._found)
-        numbered: dict[tuple[str, str], list[Unit]] = {}
-        for unit in units:
-            found = _NUMBERED.fullmatch(unit.path)
-            if unit.slots and unit not in self._found and found is not None:
-                numbered.setdefault((found["home"], found["number"] or found["letter"]), []).append(unit)
-        for pair in numbered.values():
-            if len(pair) == 2:
-                self._add(*pair)
-
-    def of(self, unit: Unit) -> Unit | None:
-        """Return the companion of a module, or None."""
-        return self._found.get(unit)
-
-    def housed(self, unit: Unit) -> bool:
-        """Return whether a module or a list of such pairs shows its companion; otherwise, an equal number does."""
-        return unit in self._housed
-
-    def among(self, units: Iterable[Unit]) -> set[Unit]:
-        """Return those of `units` that have a companion."""
-        return {unit for unit in units if unit in self._found}
-
-    def course(self, unit: Unit) -> int:
-        """Return 1 if the companion is defined right after it, -1 if right before; 0 if not, or the order is unknown.
-
-        A norm may be that of the convolution before it, or of the one after it.
-        """
-        if not self._side.in_order:
-            return 0
-        before, after = self._side.beside(unit)
-        other = self._found[unit]
-        return 1 if other is after else -1 if other is before else 0
-
-    def _add(self, one: Unit, other: Unit) -> None:
-        if _is_matrix(one) != _is_matrix(other):
-            self._found[one], self._found[other] = other, one
-
-    def _take_turns(self, home: str, inside: Sequence[Unit]) -> None:
-        """Pair the modules of a list that holds a norm and a matrix in turn."""
-        last = {unit: unit.path[len(home) :].lstrip(".") for unit in inside}
-        order = {int(text): unit for unit, text in last.items() if text.isdecimal() and len(text) < 19}
-        if len(order) != len(inside) or len(inside) % 2:
-            return
-        run = [order[at] for at in sorted(order)]
-        pairs = list(zip(run[::2], run[1::2], strict=True))
-        if all(_is_matrix(one) != _is_matrix(other) for one, other in pairs):
-            for one, other in pairs:
-                self._add(one, other)
-
-
-_DIGITS = re.compile(r"\d+")
-
-_NUMBERED = re.compile(r"(?P<home>(?:.*\.)?)[A-Za-z_]+(?:\.?(?P<number>\d+)|_(?P<letter>[a-h]))")
-"""A module with a number or letter of its own, or in a list of its own: ``conv1``, ``conv_a``, ``convs.0``."""
-
-
-def _is_matrix(unit: Unit) -> bool:
-    return any(len(slot.shape) > 1 for slot in unit.slots.values())
-
-
-def _one_end(one: Unit, other: Unit | None) -> bool:
-    """Return whether the width of a norm shows on which side of its matrix it is: only inputs or outputs are as wide.
-
-    In a convolution of groups, the second dimension is a part of the inputs.
-    """
-    if other is None:
-        return False
-    vector, matrix = (other, one) if _is_matrix(one) else (one, other)
-    widths = {slot.shape[0] for slot in vector.slots.values() if len(slot.shape) == 1}
-    ends = {slot.shape[:2] for slot in matrix.slots.values() if len(slot.shape) > 1}
-    if len(widths) != 1 or len(ends) != 1:
-        return False
-    (width,), ((first, second),) = widths, ends
-    return (width == first) != (width == second) and (first < second or first % second != 0)
+    sure = {link.one: link.other for link in state.links if not link.instead}
+    taken = set(sure.values())
+    beside = state.companions
+    for one, other in sure.items():
+        near = beside[0].of(one), beside[1].of(other)
+        if is_matrix(one) or near[0] is None or near[1] is None or sure.get(near[0]) is near[1]:
+            continue
+        if (near[0] in sure or near[1] in taken) and beside[0].course(one) * beside[1].course(other) >= 0:
+            yield one
 
 
 def _apply(state: AlignState, found: Mapping[Unit, Unit]) -> None:

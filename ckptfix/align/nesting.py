@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property, lru_cache
 from itertools import islice
 
-from ckptfix.align.units import CACHED, Signature, Unit, numbered_part, siblings, words
+from ckptfix.align.units import CACHED, Signature, Unit, holders, numbered_part, siblings, words
 from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -34,6 +34,9 @@ UPWARD = frozenset(
     ["up", "ups", "upsample", "upsamples", "upconv", "upconvs", "upblock", "upblocks", "dec", "decoder", "decoders"]
 )
 """Words for the levels of a U-Net's way up. Some models number them as they run, some as those on the way down."""
+
+MANY = 6
+"""Modules in a block that its contents identify."""
 
 MOST = 6
 """Numbers in one path that count as block numbers."""
@@ -292,7 +295,35 @@ class Twins:
             {front: outer for front, others in side.items() if (outer := _only(others, beyond)) is not None}
             for side, beyond in zip(found, reversed(contents), strict=True)
         )
+        self._said = found
         self._contents = contents
+
+    def descend(self) -> None:
+        """Add blocks of many modules that are the only ones with their contents in the same place, on both sides."""
+        while True:
+            rows: dict[tuple[str, tuple[int, int]], tuple[list[str], list[str]]] = {}
+            for which, contents in enumerate(self._contents):
+                for front, content in contents.items():
+                    if content[0] >= MANY and front not in self._said[which]:
+                        rows.setdefault((self._around(front, which), content), ([], []))[which].append(front)
+            added = False
+            for ours, theirs in rows.values():
+                if ours and theirs:
+                    one, other = _only(ours, self._contents[0]), _only(theirs, self._contents[1])
+                    if one is not None and other is not None:
+                        self._twins[0][one], self._twins[1][other] = other, one
+                        self._said[0][one], self._said[1][other] = {other}, {one}
+                        added = True
+            if not added:
+                return
+
+    def _around(self, front: str, which: int) -> str:
+        """Return the innermost block with a twin that contains a block of a side, as it is called on the first one."""
+        for outer in reversed(holders(front)):
+            twin = self.of(outer, which)
+            if twin is not None:
+                return twin if which else outer
+        return ""
 
     @cached_property
     def _lists(self) -> tuple[dict[Stack, list[tuple[int, int]]], dict[Stack, list[tuple[int, int]]]]:
@@ -317,10 +348,10 @@ class Twins:
         holds = [f"{front}." in lists for front, lists in zip(twins, self._lists, strict=True)]
         return any(holds[side] and not counted[side] and counted[1 - side] and not holds[1 - side] for side in (0, 1))
 
-    def of(self, front: str) -> str | None:
-        """Return the block of the other side that is the same as a block of the first side."""
-        twin = self._twins[0].get(front)
-        return twin if twin is not None and self._twins[1].get(twin) == front else None
+    def of(self, front: str, which: int = 0) -> str | None:
+        """Return the block of the other side that is the same as a block of a side, 0 or 1."""
+        twin = self._twins[which].get(front)
+        return twin if twin is not None and self._twins[1 - which].get(twin) == front else None
 
     def say(self, one: Unit, other: Unit) -> int:
         """Return 1 if both are in the same numbered block, -1 if a block or module has the other elsewhere, else 0."""
@@ -332,6 +363,12 @@ class Twins:
         numbered = *one.fronts, *other.fronts
         return int(any(front in twins for front in numbered for twins in self._twins))
 
+    def forget(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Forget that blocks are the same, if words of modules in them contradict it."""
+        for pair in pairs:
+            for twins, front in zip(self._twins, pair, strict=True):
+                twins.pop(front, None)
+
     def place(self, unit: Unit, which: int, crossing: Collection[tuple[Stack, Stack]]) -> tuple[str, str]:
         """Return the innermost block that contains a module of a side, 0 or 1, and that has a twin, as pair of both.
 
@@ -339,13 +376,13 @@ class Twins:
         have modules without a number that hold one kind of module: queries, keys and values may be held as any three.
         """
         for front in reversed(unit.holders):
-            twin = self._twins[which].get(front)
             if front not in self._contents[which]:
                 continue
             count, sum_ = self._contents[which][front]
             if _LAST_NUMBER.search(front) is None and sum_ == count * hash(unit.kind):
                 continue
-            if twin is not None and self._twins[1 - which].get(twin) == front:
+            twin = self.of(front, which)
+            if twin is not None:
                 found = (twin, front) if which else (front, twin)
                 stacks = _LAST_NUMBER.sub("", found[0]), _LAST_NUMBER.sub("", found[1])
                 if stacks not in crossing and self._alike(*stacks) and not self._is_list_beside(found):

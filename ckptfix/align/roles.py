@@ -442,6 +442,8 @@ def score(one: RoleEvidence, other: RoleEvidence) -> float:
     kinds = one.roles.keys() & other.roles.keys()
     differ = sum(not one.roles[kind] & other.roles[kind] for kind in kinds)
     differ += bool(one.terms & W123 and other.terms & W123 and not one.terms & other.terms & W123)
+    if (one.roles.get("cross") == _CROSS) != (other.roles.get("cross") == _CROSS):
+        kinds -= {"block"}  # an attention of unstated kind may be the other one
     total = -4.0 * differ if differ else 4.0 * len(kinds)
     either = one.terms | other.terms
     numbered_alike = one.ordinal or other.ordinal or not one.numbers or not other.numbers

@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from ckptfix.align import roles
+from ckptfix.align.nesting import MANY
 from ckptfix.align.units import CACHED, ModelSide, Unit, natural
 from ckptfix.dataclass import dataclass
 
@@ -20,10 +21,7 @@ _NUMBER = re.compile(r"\d{1,18}")
 
 
 MANIFOLD = 4
-"""Kinds of modules in a block that is recognized without another of its kind."""
-
-MANY = 6
-"""Modules in such a block if they are of fewer kinds."""
+"""Kinds of modules in a block that is recognized without another of its kind, unless it has `MANY` modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +111,13 @@ def _in_order(sides: tuple[dict[str, Stacks], dict[str, Stacks]], known: Collect
 
 
 def _manifold(side: dict[str, Stacks]) -> dict[Hashable, dict[str, list[str]]]:
-    """Return content -> template -> blocks of this content that hold no blocks, but several kinds of modules."""
+    """Return content -> template -> manifold blocks of this content that hold no blocks."""
     found: dict[Hashable, dict[str, list[str]]] = {}
     for template, stacks in side.items():
         for front, blocks in stacks.items():
             for number, block in blocks.items():
                 name = f"{front}{number}"
-                if _kinds(block) < MANIFOLD:
+                if not _is_manifold(block):
                     continue
                 inner = Counter(holder for unit in block for holder in unit.fronts if len(holder) > len(name))
                 if max(inner.values(), default=0) < 2:
@@ -190,13 +188,11 @@ def _by_chance(stacks: Stacks) -> bool:
     A block by itself is known by its contents only if it is as manifold as that of a transformer.
     """
     alone = max(map(len, stacks.values())) == 1
-    return alone and any(
-        _kinds(block) < MANIFOLD and len(block) < MANY for blocks in stacks.values() for block in blocks.values()
-    )
+    return alone and not all(_is_manifold(block) for blocks in stacks.values() for block in blocks.values())
 
 
-def _kinds(block: Sequence[Unit]) -> int:
-    return len({unit.kind for unit in block})
+def _is_manifold(block: Sequence[Unit]) -> bool:
+    return len(block) >= MANY or len({unit.kind for unit in block}) >= MANIFOLD
 
 
 def _alike(block: Sequence[Unit]) -> tuple[int, int]:

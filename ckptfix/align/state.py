@@ -12,6 +12,7 @@ from ckptfix.align.groups import Effort, Sides, UnitGroup, alike, listed_otherwi
 from ckptfix.align.nesting import Twins
 from ckptfix.align.pairs import Link
 from ckptfix.align.scores import rising
+from ckptfix.align.siblings import Companions
 from ckptfix.align.units import ModelSide, Signature, Unit
 from ckptfix.dataclass import dataclass
 
@@ -43,6 +44,10 @@ class AlignState:
         for unit in self.b.units:
             found.setdefault(unit.signature, []).append(unit)
         return found
+
+    @cached_property
+    def companions(self) -> tuple[Companions, Companions]:
+        return Companions(self.a), Companions(self.b)
 
     @property
     def ordered(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
 from ckptfix.align.groups import MOST, Sides, UnitGroup, alike, buckets, levelled, lonely_units
 from ckptfix.align.groups import groups as by_template
-from ckptfix.align.inside import settle, shifted
+from ckptfix.align.inside import parted, settle, shifted
 from ckptfix.align.levels import surroundings, turned
 from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
@@ -168,7 +168,7 @@ def _paired(source: Sequence[Slot], target: Sequence[Slot], reshape: bool, prove
     state.twins = None  # classes need it; what follows depends on all links
     state.a.forget()
     state.b.forget()
-    _doubt_blocks(state)
+    _doubt_blocks(state, set(parted(state)))
     kept = {unit for unit in state.a.units if flat(unit) in held} if held else ()
     if state.compared <= COMPARED and settle(state, kept):
         _doubt_blocks(state)
@@ -179,8 +179,8 @@ def _paired(source: Sequence[Slot], target: Sequence[Slot], reshape: bool, prove
     return matching(state.links, (state.a, state.b), source, target)
 
 
-def _doubt_blocks(state: AlignState) -> None:
-    """Put links in doubt whose blocks do not nest or may be counted from either end, if shapes leave a choice.
+def _doubt_blocks(state: AlignState, strays: Collection[Unit] = ()) -> None:
+    """Put links in doubt whose blocks do not nest or may be counted from either end, and `strays`.
 
     A wrong link makes another link of its class wrong. Only words that apply to one place keep the rest of the class.
     """
@@ -188,6 +188,7 @@ def _doubt_blocks(state: AlignState) -> None:
     sides = state.a.units, state.b.units
     turned_round = turnable([(link.one, link.other) for link in state.links], sides)
     found = crossed([(link.one, link.other) for link in certain], sides)
+    found |= {index for index, link in enumerate(certain) if link.one in strays}
     refuted = {certain[index].one.signature for index in found}
     for index, link in enumerate(certain):
         if index in found or (link.one.signature in refuted and not link.firm):

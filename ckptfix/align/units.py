@@ -262,6 +262,11 @@ def _fronts(path: str) -> tuple[str, ...]:
     return tuple(path[: match.end()] for match in _NUMBER.finditer(path))
 
 
+def holders(path: str) -> tuple[str, ...]:
+    """Return the blocks and modules that contain the module at `path`."""
+    return _holders(numbered_part(path))
+
+
 @lru_cache(CACHED)
 def _holders(path: str) -> tuple[str, ...]:
     """Return the blocks and modules that contain a module: its `fronts`, and the modules on the way to it."""

@@ -129,3 +129,56 @@ def test_a_list_in_a_block_that_holds_nothing_else() -> None:
     pairs = {f"blocks.{at + 1}.{one}": f"stage0.unit{at}.{other}" for at in range(3) for one, other in parts.items()}
     shapes = {name: (4,) if "norm" in name else (4, 4, 1, 1) if ".0." in name else (4, 4, 3, 3) for name in pairs}
     assert answered(pairs, shapes)
+
+
+def test_a_norm_tells_its_place_though_others_have_no_convolution_beside_them() -> None:
+    parts = {"convs.0": "layer.0.conv", "norms.0": "layer.0.norm", "convs.1": "layer.1.conv", "norms.1": "zan"}
+    pairs = {f"blocks.{at}.{one}": f"h.{at}.{other}" for at in range(2) for one, other in parts.items()}
+    shapes = {name: (4,) if "norm" in name else (4, 4, 1, 1) if ".0" in name[8:] else (4, 4, 3, 3) for name in pairs}
+    assert answered(pairs, shapes)
+
+
+BLOCK = {"self_attn_layer_norm": "kip", "self_attn.q_proj": "bol", "self_attn.k_proj": "fim", "fc1": "lor",
+         "self_attn.v_proj": "mev", "self_attn.out_proj": "nar", "fc2": "tus", "final_layer_norm": "zan"}  # fmt: skip
+
+LIST = {"0": "block1.proj", "1": "block1.norm", "2": "block2.proj", "3": "block2.norm", "4": "skip.conv",
+        "5": "skip.bn"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "around", "order"),
+    [
+        # A norm of the only block, called like the one at the end on the other side.
+        (BLOCK, {"ln_f": "h.3.final_norm", "head": "h.3.classifier"}, []),
+        # A module of the one side may hold others than that of the other side.
+        ({"attention.output.dense": "attention.output.dense", "attention.self.query": "attention.self.query",
+          "tus": "attention.self.key", "attention.self.value": "jup", "attention.output.norm": "attention.output.norm"},
+         {}, []),
+        # Of an attention's norm and a cross attention's norm, one may be what the other side has no word for.
+        ({"attention_norm": "jup", "rik": "cross_attention_norm", "ffn_norm": "ffn_norm", "attention.q": "attention.q",
+          "cross_attention.q": "cross_attention.q"}, {}, []),
+        # The order of a list is that of the modules that have numbers on the other side, but not of some of them.
+        (LIST, {"layers.1.1": "h.1.norm", "layers.1.0": "h.1.proj"},
+         ["block1.norm", "skip.bn", "block2.proj", "skip.conv", "block2.norm", "block1.proj"]),
+        # Numbers count modules that are certain, too.
+        ({"fim": "0", "conv2": "3", "kip": "6", "bn1": "1", "bn2": "4", "bn3": "7"}, {}, []),
+    ],
+    ids=["a norm at the end", "other contents", "cross attention", "some of a list", "a certain one"],
+)  # fmt: skip
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_is_certain_is_right(
+    parts: dict[str, str], around: dict[str, str], order: list[str], depth: int, back: bool
+) -> None:
+    pairs = {f"layers.{at}.{one}": f"h.{at}.{other}" for at in range(2, depth + 2) for one, other in parts.items()}
+    pairs |= around
+    shapes: dict[str, tuple[int, ...]]
+    shapes = {one: (4,) if any(word in one + other for word in ("norm", "bn", "ln_f")) else (4, 4, 1, 1) if
+              one[-2:] in (".0", ".4") else (4, 4, 3, 3) for one, other in pairs.items()}  # fmt: skip
+    shapes |= dict.fromkeys(shapes.keys() & {"layers.2.fim", "head"}, (4, 8))
+    names = [other for one, other in around.items()]
+    names += [f"h.{at}.{name}" for name in order or parts.values() for at in range(2, depth + 2)]
+    if back:
+        pairs, shapes = {other: one for one, other in pairs.items()}, {pairs[one]: shapes[one] for one in shapes}
+        names = [pairs[name] for name in names]
+    answered(pairs, shapes, names)

@@ -54,7 +54,7 @@ def test_numbers_that_count_modules_of_other_shapes_say_nothing(beside: list[str
 @pytest.mark.parametrize("third", [False, True])
 def test_a_bottleneck_whose_first_norm_has_no_number(third: bool) -> None:
     """With another norm of its own width, bn2 and the rest are the last two of three."""
-    pairs = {"conv1": "zan", "bn1": "kip", "conv2": "conv2", "bn2": "bn2"}
+    pairs = {"conv1": "zan", "bn1": "kip", "conv2": "fim", "bn2": "bn2"}
     shapes = {"conv1": (4, 4, 1, 1), "bn1": (4,), "conv2": (4, 4, 3, 3), "bn2": (4,)}
     if third:
         pairs |= {"bn3": "lor", "conv3": "tus"}

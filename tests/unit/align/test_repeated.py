@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from ckptfix.align.match import match
-from ckptfix.align.repeated import RepeatedBlocks
+from ckptfix.align.siblings import RepeatedBlocks
 from ckptfix.align.units import side
 from ckptfix.names.slots import Slot
 
