@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
+from functools import lru_cache
 from typing import Literal, get_args
 
 from ckptfix.dataclass import dataclass
@@ -315,6 +316,7 @@ _HEADS = tuple((form, re.compile(form.head, re.IGNORECASE)) for form in FORMS)
 _CONFLICTS = tuple((framework, re.compile(pattern, re.IGNORECASE)) for framework, pattern in CONFLICTS)
 
 
+@lru_cache(maxsize=1)  # a diagnosis asks for the keys of one message several times
 def listed(text: str) -> Listed | None:
     """Return the keys that `text` lists, in whichever forms, also inside a traceback; None if it lists no keys."""
     text = _ANSI.sub("", text[:MOST_TEXT])

@@ -234,10 +234,15 @@ class _MadeSource(Source):
         super().__init__(made, made.size)
         self._made = made
         self._sources = Readers()
+        # The last segment that was copied: where it is in this file, its source, and the distance to its bytes there.
+        self._last: tuple[int, int, Source, int] | None = None
         if isinstance(made, PlannedFile):
             self.far = made.far
 
     def _read(self, offset: int, length: int) -> bytes:
+        last = self._last
+        if last is not None and last[0] <= offset <= offset + length <= last[1]:
+            return last[2].read(offset + last[3], length)
         pieces: list[bytes] = []
         while length:
             segment, start = self._made.at(offset)
@@ -245,7 +250,9 @@ class _MadeSource(Source):
             if isinstance(segment, bytes):
                 pieces.append(segment[start : start + count])
             elif isinstance(segment, ByteRange):
-                pieces.append(self._sources[segment.path].read(segment.offset + start, count))
+                source, first = self._sources[segment.path], offset - start
+                self._last = first, first + segment.length, source, segment.offset - first
+                pieces.append(source.read(segment.offset + start, count))
             else:
                 pieces.append(_made(segment, start, count))
             offset += count

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from ckptfix.names import wrappers
@@ -200,6 +201,11 @@ def of_key(key: str) -> Kind | None:
 
 def of_names(names: Collection[str]) -> Kind | None:
     """Return the kind of a dict with these keys, as far as they show it; None for a model or unknown keys."""
+    return _of_names(tuple(names))
+
+
+@lru_cache(maxsize=16)  # a file of thousands of dicts has few different ones
+def _of_names(names: tuple[str, ...]) -> Kind | None:
     here = set(names)
     if is_optimizer(names):
         return "optimizer"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from ckptfix.dataclass import dataclass
 
@@ -104,6 +105,7 @@ def without_anywhere(name: str) -> str:
     return ".".join(parts) if parts else name
 
 
+@lru_cache(maxsize=1024)  # dicts of an optimizer all have the same few keys
 def unwrapped(name: str) -> str:
     """Return `name` without wrapper components: those that only wrappers have, and all other leading ones."""
     name = without_anywhere(name)

@@ -26,7 +26,7 @@ from ckptfix.formats.signs import ZIP, Beginning
 from ckptfix.formats.target import named_format, of_suffix, suits
 from ckptfix.io.source import mark, open_source, refuse_changes, shares_open_files
 from ckptfix.ops import choose
-from ckptfix.ops.audit.promise import Account, Promise
+from ckptfix.ops.audit.promise import Account
 from ckptfix.ops.chain import Chain, function_of
 from ckptfix.ops.writing import (
     LEFT_BEHIND,
@@ -435,7 +435,7 @@ def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, head
                 result=partial(_with_account, result, chain, made if run.module else ()),
                 format=chain.format,
                 plan=replace(plan, files=(*along, *plan.files), holds=(plan.holds, run.opened.keeps)),
-                promise=Promise(),
+                promise=None,
                 lines=lines,
                 findings=chain.findings,
                 exit_code=chain.exit_code,

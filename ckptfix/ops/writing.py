@@ -88,7 +88,7 @@ class Draft(Generic[R]):
     Attributes:
         result: makes the verb's result; it is called with the fields of `Result` as keywords.
         format: of the output.
-        promise: the contents that the output must have.
+        promise: the contents that the output must have; None for the plan of a chain, whose steps have been audited.
         lines: what was done, in one or two sentences.
         findings: what was noticed on the way.
         exit_code: 0, or another if the verb itself knows of losses.
@@ -102,7 +102,7 @@ class Draft(Generic[R]):
     result: Callable[..., R]
     format: str
     plan: Plan
-    promise: Promise
+    promise: Promise | None
     lines: Sequence[str]
     findings: Sequence[Finding] = ()
     exit_code: int = 0
@@ -273,7 +273,7 @@ def _carry_out_in_place(
     with about(checkpoint.path), blames_changes():
         draft = make(checkpoint, inplace.target_of(checkpoint))
         draft = replace(draft, plan=inplace.in_place(checkpoint, draft.plan))
-        plan, account = audit(draft.promise, draft.plan, draft.format)
+        plan, account = audit(draft.promise or Promise(), draft.plan, draft.format)
     stamps = {file.path: file.stamp for file in checkpoint.files if found_as(file.path) != "folder"}
     changes = inplace.write(checkpoint, plan, draft.lines[0], stamps, dry_run=how.dry_run)
     if changes:
@@ -416,7 +416,9 @@ def _written(draft: Draft[R], source: str, read: Sequence[FileVersion], dest: st
     refuse_other_suffix(source, dest, draft.format)
     with about(source), blames_changes():
         audited = not (how.dry_run and _unaudited.get())
-        plan, account = audit(draft.promise, draft.plan, draft.format) if audited else (draft.plan, Account())
+        plan, account = draft.plan, Account()
+        if audited and draft.promise is not None:
+            plan, account = audit(draft.promise, plan, draft.format)
         if draft.allows is not None and audited:
             from ckptfix.ops.hazards import refuse_named
 

@@ -337,13 +337,18 @@ class Phrases:
 
     def unmade(self, rows: range) -> Iterator[Call | Alone]:
         """Yield each phrase as `Alone`, or as its call if that is already a node, on which more may be set."""
-        data, starts, of, molds, calls = self.data, self.starts, self.of, self.molds, self._calls
+        calls = self._calls
         for row in rows:
-            if (call := calls[row]) is not None:
-                yield call
-                continue
-            mold, at = molds[of[row]], starts[row]
-            yield Alone(self, row, mold, data[at + mold.starts[4] : at + mold.ends[4]].decode("ascii"))
+            call = calls[row]
+            yield self._alone(row) if call is None else call
+
+    def alone(self, call: Call) -> Alone:
+        """Return the phrase of `call`, on which nothing is set."""
+        return self._alone(bisect_right(self.starts, call.position) - 1)
+
+    def _alone(self, row: int) -> Alone:
+        mold, at = self.molds[self.of[row]], self.starts[row]
+        return Alone(self, row, mold, self.data[at + mold.starts[4] : at + mold.ends[4]].decode("ascii"))
 
     def storages(self) -> list[str]:
         """Return the storage key of each phrase."""

@@ -323,7 +323,7 @@ def is_known_mapping(node: Node) -> bool:
 def children(node: Node) -> Iterator[tuple[str, Node]]:
     """Yield (label, child) for a container node; labels are address parts. A leaf has no children."""
     if type(node) is Call:
-        yield from _children_of_call(node)
+        yield from parts_of_call(node, pairs(node))
     elif type(node) is tuple or type(node) is list:
         for index, value in enumerate(node):
             yield str(index), value
@@ -334,13 +334,13 @@ def children(node: Node) -> Iterator[tuple[str, Node]]:
             yield str(index), value
 
 
-def _children_of_call(node: Call) -> Iterator[tuple[str, Node]]:
+def parts_of_call(node: Call, mapping: list[tuple[Node, Node]] | None) -> Iterator[tuple[str, Node]]:
+    """Yield the `children` of a call, with `mapping` in place of the `pairs` that were set on it."""
     if type(node.func) is Call:
         yield "()func", node.func
-    mapping = pairs(node)
     if mapping is not None:
         yield from labelled(mapping)
-        if node.items and node.args:
+        if node.args and (node.rows is not None or node.items):
             yield "()", node.args
     elif node.args:
         yield "()", node.args

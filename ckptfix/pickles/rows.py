@@ -9,7 +9,7 @@ from itertools import islice
 from typing import final
 
 from ckptfix.pickles.folded import Alone, Phrases
-from ckptfix.pickles.graph import Call, Dict, Node, Text
+from ckptfix.pickles.graph import Call, Dict, Node, Text, children, labelled, parts_of_call
 
 
 @final
@@ -102,6 +102,16 @@ class Rows:
                 continue
             for start, name in zip(phrases.key_at[chunk.start : chunk.stop], names, strict=False):
                 yield start, start + 5 + phrases.data[start + 1], name
+
+
+def unfolded_children(node: Node) -> Iterable[tuple[str, Node]]:
+    """Return the `children` of a node without those in `Rows` that are folded calls, which hold nothing."""
+    rows = rows_of(node)
+    if rows is None or not all(type(key) is Text for key, _ in rows.others()):
+        return children(node)
+    if len(set(names := rows.names())) < len(names):
+        return children(node)
+    return parts_of_call(node, rows.others()) if type(node) is Call else labelled(rows.others())
 
 
 def rows_of(node: Node) -> Rows | None:

@@ -21,6 +21,7 @@ from ckptfix.zips.read import (
     STORED,
     Directory,
     DirectoryRecord,
+    DirectoryRecords,
     extra_fields,
 )
 
@@ -130,6 +131,24 @@ def read_local(reader: Source, record: DirectoryRecord) -> LocalHeader:
             hint=truncated_hint(reader.name),
         )
     return local
+
+
+def plain_start(reader: Source, records: DirectoryRecords, index: int) -> int | None:
+    """Return where the data of an undisputed record begins; None if `record_data` has to examine it more closely.
+
+    The local header of nearly every record has the name of the directory, and this takes a quarter of the time.
+    """
+    if records.methods[index] != STORED or records.flags[index] & ENCRYPTED:
+        return None
+    name, header = records.raw_name(index), records.headers[index]
+    first = LOCAL.size + len(name)
+    if header + first > reader.size:
+        return None
+    raw = reader.read(header, first)
+    if raw[:4] != b"PK\x03\x04" or raw[LOCAL.size :] != name or raw[26] | raw[27] << 8 != len(name):
+        return None
+    start = header + first + (raw[28] | raw[29] << 8)
+    return start if start + records.stored[index] <= reader.size else None
 
 
 def starts(directory: Directory) -> dict[int, int]:

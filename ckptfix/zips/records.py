@@ -84,13 +84,13 @@ class DirectoryRecords(Sequence[DirectoryRecord]):
     """All rows of the directory `raw`, in its order.
 
     Attributes:
-        headers, stored, sizes, sums, attributes, methods: columns, like the fields of a `DirectoryRecord`.
+        headers, stored, sizes, sums, attributes, flags, methods: columns, like the fields of a `DirectoryRecord`.
         positions: the position of each row in the directory.
         runs: runs of consecutive rows of equal length.
     """
 
     __slots__ = (
-        *("_flags", "_names", "_texts", "attributes", "headers", "methods", "positions", "raw", "runs", "sizes"),
+        *("_names", "_texts", "attributes", "flags", "headers", "methods", "positions", "raw", "runs", "sizes"),
         *("stored", "sums"),
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ class DirectoryRecords(Sequence[DirectoryRecord]):
         self.runs: list[RecordRun] = []
         self.positions = array("I")
         self._names = array("H")
-        self._flags = array("H")
+        self.flags = array("H")
         self.methods = array("H")
         self.sums = array("I")
         self.attributes = array("I")
@@ -127,19 +127,23 @@ class DirectoryRecords(Sequence[DirectoryRecord]):
             self.sizes[index],
             self.sums[index],
             self.methods[index],
-            self._flags[index],
+            self.flags[index],
             self.positions[index],
             self.attributes[index],
         )
 
     def __iter__(self) -> Iterator[DirectoryRecord]:
-        columns = self.headers, self.stored, self.sizes, self.sums, self.methods, self._flags, self.positions
+        columns = self.headers, self.stored, self.sizes, self.sums, self.methods, self.flags, self.positions
         return map(DirectoryRecord, self.names(), *columns, self.attributes)
 
     def name(self, index: int) -> str:
         """Return the name of the record at `index`."""
+        return self.raw_name(index).decode("utf-8", "surrogateescape")
+
+    def raw_name(self, index: int) -> bytes:
+        """Return the name of the record at `index` as the directory has it, undecoded."""
         first = self.positions[index] + CENTRAL.size
-        return self.raw[first : first + self._names[index]].decode("utf-8", "surrogateescape")
+        return self.raw[first : first + self._names[index]]
 
     def names(self) -> list[str]:
         """Return the names of all records; always the same list."""
@@ -214,7 +218,7 @@ class DirectoryRecords(Sequence[DirectoryRecord]):
         self._note(RecordRun(record.position, length, 1))
         self.positions.append(record.position)
         self._names.append(name_length)
-        self._flags.append(record.flags)
+        self.flags.append(record.flags)
         self.methods.append(record.method)
         self.sums.append(record.crc32)
         self.attributes.append(record.attributes)
@@ -239,7 +243,7 @@ class DirectoryRecords(Sequence[DirectoryRecord]):
         self._note(run)
         self.positions.extend(range(run.position, run.position + run.length * run.rows, run.length))
         self._names.extend(self._names[-1:] * run.rows)
-        for narrow, at in ((self._flags, 8), (self.methods, 10), (self.sums, 16), (self.attributes, 38)):
+        for narrow, at in ((self.flags, 8), (self.methods, 10), (self.sums, 16), (self.attributes, 38)):
             found = array(narrow.typecode)
             found.frombytes(_column(raw, run, at, found.itemsize))
             narrow += _native(found)

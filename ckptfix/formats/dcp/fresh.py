@@ -9,14 +9,17 @@ The fast reader (`skim`) knows these opcodes. Equal strings, sizes and propertie
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, starmap
+from typing import TypeVarTuple
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.formats.dcp.metadata import Path, SavedKey
 from ckptfix.formats.dcp.skim import Sizes
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.patch import int_opcode
+
+Given = TypeVarTuple("Given")
 
 METADATA = "torch.distributed.checkpoint.metadata"
 STORAGE_INFO = "torch.distributed.checkpoint.filesystem", "_StorageInfo"
@@ -64,8 +67,8 @@ class _Writer:
         self._count = 0
         self._known: dict[object, bytes] = {}
         """Values in the memo -> the opcode that fetches them."""
-        self._forms: dict[tuple[str, Sizes], bytes] = {}
-        """(dtype, shape) -> the metadata of such tensors, the same opcodes for each after the first."""
+        self._forms: dict[object, bytes] = {}
+        """The opcodes of `_alike`."""
 
     def mapping(self, rows: Iterator[None], count: int) -> None:
         """Write a dict of `count` rows; the iterator writes one when it is advanced."""
@@ -84,16 +87,23 @@ class _Writer:
             self.name(METADATA, "BytesStorageMetadata")
             self.new(b")\x81")
             return
-        form = saved.dtype, saved.shape
+        # It has three objects and the dicts of two.
+        self._alike((saved.dtype, saved.shape), 5, self._tensor, saved.dtype, saved.shape)
+
+    def _alike(self, form: object, objects: int, write: Callable[[*Given], None], *given: *Given) -> None:
+        """Write what `write` writes for the arguments `given`, which is the same opcodes for each equal `form`.
+
+        The first ones may name something new. Those after them fetch it, and only have a number of `objects` of their
+        own.
+        """
         body = self._forms.get(form)
         if body is not None:
             self.out.append(body)
-            self._count += 5
+            self._count += objects
             return
         first, before = len(self.out), self._count
-        self._tensor(*form)
-        if self._count == before + 5:
-            # It has three objects and the dicts of two: what they refer to was fetched, and is the same for the next.
+        write(*given)
+        if self._count == before + objects:
             self._forms[form] = b"".join(self.out[first:])
 
     def _tensor(self, dtype: str, shape: Sizes) -> None:
@@ -120,25 +130,34 @@ class _Writer:
         """Write the index of a key, and the location of its item."""
         part = saved.parts[0]
         assert part.place is not None
-        self.begin("MetadataIndex")
-        self.text("fqn")
+        offsets = None if saved.dtype is None else part.offsets
+        self._alike("index", 2, self._index)
         self.text(saved.fqn)
-        self.text("index")
-        if saved.dtype is None:
-            self.out.append(b"N")
-        else:
-            self.out.append(int_opcode(0))
-            self.text("offset")
-            self._size(part.offsets)
-        self.out.append(b"ub")
-        self.name(*STORAGE_INFO)
-        self._state()
-        self.text("relative_path")
+        self._alike(("place", offsets), 2, self._place, offsets)
         self.text(part.place.name)
         self.text("offset")
         self.out.append(int_opcode(part.place.offset))
         self.text("length")
         self.out += (int_opcode(part.place.length), b"ub")
+
+    def _index(self) -> None:
+        """Write the beginning of an index, up to its name."""
+        self.begin("MetadataIndex")
+        self.text("fqn")
+
+    def _place(self, offsets: Sizes | None) -> None:
+        """Write the rest of an index, of a tensor if there are `offsets`, and the beginning of a location."""
+        self.text("index")
+        if offsets is None:
+            self.out.append(b"N")
+        else:
+            self.out.append(int_opcode(0))
+            self.text("offset")
+            self._size(offsets)
+        self.out.append(b"ub")
+        self.name(*STORAGE_INFO)
+        self._state()
+        self.text("relative_path")
 
     def begin(self, kind: str) -> None:
         """Write an object of a class of torch's metadata, and the beginning of the dict of its attributes."""

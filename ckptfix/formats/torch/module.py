@@ -26,7 +26,8 @@ from ckptfix.formats.torch.call_classes import UNINITIALIZED
 from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
-from ckptfix.pickles.graph import Node, attributes, children, pairs
+from ckptfix.pickles.graph import Node, attributes, pairs
+from ckptfix.pickles.rows import unfolded_children
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint.tree import Item
@@ -152,7 +153,7 @@ def find_modules(root: Node) -> Iterator[tuple[str, Node]]:
             continue
         if len(address) > MAX_DEPTH:
             continue
-        below = [(join(address, name), child) for name, child in children(node)]
+        below = [(join(address, name), child) for name, child in unfolded_children(node)]
         stack.extend(reversed(below))
 
 

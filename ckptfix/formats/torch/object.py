@@ -24,7 +24,7 @@ from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.names import kinds
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
-from ckptfix.pickles.folded import Alone
+from ckptfix.pickles.folded import Alone, Phrases
 from ckptfix.pickles.graph import (
     Node,
     attributes,
@@ -154,6 +154,8 @@ class TorchObject:
                 if type(made) is Call and type(made.folded) is NewTensorArguments and _is_alone(made):
                     entries.append(_new_entry(made, key, at, storage_of, alike, firsts))
                     continue
+                if type(made) is Call and type(made.folded) is Phrases and _is_alone(made):
+                    made = made.folded.alone(made)
                 if not isinstance(made, Alone):
                     entries.append(tensor_entry(made, key, at, storage_of))
                     continue

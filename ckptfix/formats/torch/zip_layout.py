@@ -12,7 +12,7 @@ from ckptfix.checkpoint import ByteRange, Data, Segment
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
 from ckptfix.io.source import open_source
-from ckptfix.zips.local import record_data, starts
+from ckptfix.zips.local import plain_start, record_data, starts
 from ckptfix.zips.read import Directory, DirectoryRecord
 from ckptfix.zips.write import NewRecord, fresh_archive
 
@@ -114,16 +114,24 @@ class ZipStorages:
         records, directory = self._directory.records, self._directory.offset
         headers = [*records.headers, directory]
         headers.sort()
+        disputed = {record.position for record in records.disputed()}
         with open_source(self._path) as reader:
             known = starts(self._directory) if reader.far else {}
             for key, index in sorted(self._records.items(), key=itemgetter(1)):
-                record = records[index]
+                header = records.headers[index]
+                start = known.get(header)
+                if start is None and records.positions[index] not in disputed:
+                    start = plain_start(reader, records, index)
                 try:
-                    data = record_data(reader, record, known.get(record.header))
+                    data: Data = (
+                        record_data(reader, records[index])
+                        if start is None
+                        else ByteRange(reader.name, start, records.sizes[index])
+                    )
                 except (DamagedFile, Unsupported) as error:
                     self._wrong[key] = error.message
                     continue
-                following = headers[bisect_right(headers, record.header)]
+                following = headers[bisect_right(headers, header)]
                 if isinstance(data, ByteRange) and data.end > following:
                     self._wrong[key] = f"its data, from {data.offset:#x} on, overlaps the bytes at {following:#x}"
                 found[key] = data

@@ -142,7 +142,7 @@ def leaves(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
     parts = maybe_pickled_object(checkpoint)
     if parts is not None:
         found = parts.found
-        yield from ((join(at, key), at) for at, key, _ in found.tensors)
+        yield from ((join(at, key), at) for at, key, _ in found.tensors.unmade())
         yield from ((address, None) for address, _ in found.values if address)
     else:
         yield from ((entry.name, entry.at) for entry in checkpoint.entries)

@@ -237,7 +237,7 @@ def _refuse_run(path: str) -> None:
 def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
     lines = [f"{done.command[1]}: {line}" for done in chain.steps for line in done.lines]
     plan = chain.plan_for(dest)
-    promise = Promise()
+    promise: Promise | None = None
     if plan is None:
         checkpoint = formats.open_checkpoint(path)
         plan, promise = copy_of(checkpoint, dest), Promise(edited=checkpoint)
