@@ -70,7 +70,7 @@ class Writer:
         # In protocols 0 to 2 the only bytes are the str of Python 2.
         self.python2 = not (head[:1] == b"\x80" and head[1] >= 3)
         self.data = None if graph is None else graph.strings
-        self.whole = not (items or gone or replaced)
+        self.whole = not (gone or replaced)
         self.items = items or {}
         self.gone = frozenset(gone)
         self.replaced = replaced or {}

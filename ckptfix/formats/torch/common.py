@@ -198,7 +198,9 @@ class StorageTable(ABC):
 
     def __init__(self) -> None:
         self.apart: Mapping[str, tuple[str, ...]] = {}
-        self._made: dict[tuple[str, str, str], Storage] = {}
+        self._made: dict[str, Storage] = {}
+        # Those that references name once more with another dtype or location.
+        self._others: dict[tuple[str, str, str], Storage] = {}
 
     @abstractmethod
     def make(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
@@ -224,9 +226,13 @@ class StorageTable(ABC):
         if key in self.apart and location != "meta":
             both = " and as ".join(self.apart[key])
             raise BadTensor(f"storage {key} is declared as {both}, and torch.load uses the first for all tensors on it")
-        made = self._made.get((key, kind, location))
+        made = self._made.get(key)
+        if made is not None and (made.dtype != kind or made.location != location):
+            made = self._others.get((key, kind, location))
         if made is None:
-            made = self._made[key, kind, location] = self.make(key, kind, location, nbytes)
+            made = self.make(key, kind, location, nbytes)
+            if self._made.setdefault(key, made) is not made:
+                self._others[key, kind, location] = made
         elif made.nbytes != nbytes:
             message = f"storage {key} has {made.nbytes} bytes, and a second reference to it states a different size"
             raise BadTensor(message)

@@ -69,7 +69,7 @@ class ZipStorages:
         self._prefix = f"{archive.root}/{folder}/"
         self._directory = archive.directory
         self._made: dict[str, int] | None = None
-        self._data: dict[str, Data] | None = None
+        self._data: list[Data | None] | None = None
         self._wrong = {
             name[len(self._prefix) :]: "several records have this name, and readers disagree on which one counts"
             for name in archive.ambiguous
@@ -101,7 +101,7 @@ class ZipStorages:
         if key in self._wrong:
             record = records[index]
             raise BadDirectory(self._wrong[key], path=self._path, where=record.name, offset=record.header)
-        return self._data[key], records.sizes[index], records.sums[index] or None
+        return self._data[index], records.sizes[index], records.sums[index] or None
 
     def sizes(self, keys: Sequence[str]) -> list[int]:
         """Return the length in bytes of each storage as the directory states it; -1 for a key that the file lacks."""
@@ -109,9 +109,10 @@ class ZipStorages:
         rows = map(self._records.get, keys)
         return [-1 if row is None or key in wrong else stated[row] for key, row in zip(keys, rows, strict=True)]
 
-    def _read_headers(self) -> dict[str, Data]:
-        found: dict[str, Data] = {}
+    def _read_headers(self) -> list[Data | None]:
+        """Return the data of each record of the directory; None for a record that is no storage, or is unusable."""
         records, directory = self._directory.records, self._directory.offset
+        found: list[Data | None] = [None] * len(records)
         headers = [*records.headers, directory]
         headers.sort()
         disputed = {record.position for record in records.disputed()}
@@ -134,7 +135,7 @@ class ZipStorages:
                 following = headers[bisect_right(headers, header)]
                 if isinstance(data, ByteRange) and data.end > following:
                     self._wrong[key] = f"its data, from {data.offset:#x} on, overlaps the bytes at {following:#x}"
-                found[key] = data
+                found[index] = data
         return found
 
 

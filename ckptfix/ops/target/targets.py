@@ -115,9 +115,7 @@ def of_candidate(checkpoint: Checkpoint, row: Candidate) -> ExpectedModel:
     """
     # Recorded views would be compared with their bases byte by byte, while keys need only the ties.
     entries = state_dict_of(checkpoint, row) if row.module is not None else weights_of(checkpoint, row.at, views=False)
-    slots = []
-    for entry in entries:
-        slots.append((entry.key, entry.shape, entry.dtype, same_place(entry)))
+    slots = ((entry.key, entry.shape, entry.dtype, same_place(entry)) for entry in entries)
     in_order = states(checkpoint, "order")
     return ExpectedModel(
         checkpoint.path, _slots(slots), row.at, in_order, checkpoint, entries, checkpoint.files

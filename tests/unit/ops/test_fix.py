@@ -112,6 +112,21 @@ def test_a_file_is_read_once_and_no_step_changes_what_was_read(
     assert read[0].entries == torch_zip.read(str(broken)).entries
 
 
+def test_the_planned_output_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next diagnosis reads it. The step has been audited, so that the whole chain is not audited again."""
+    torch.save({"module.fc.weight": torch.ones(2, 2)}, source := tmp_path / "in.pth")
+    read: list[str] = []
+
+    def noted(path: str) -> Checkpoint:
+        read.append(path)
+        return torch_zip.read(path)
+
+    monkeypatch.setitem(FORMATS, "zip", replace(torch_zip.FORMAT, read=noted))
+    result = ckptfix.fix(source, tmp_path / "out.pth")
+    assert result.account.written == 1
+    assert [path == str(source) for path in read] == [True, False]
+
+
 def test_a_file_that_changes_between_two_reads_is_read_again(broken: Path, tmp_path: Path) -> None:
     with formats.reads_once(), shares_open_files():
         first = formats.open_checkpoint(broken)

@@ -263,3 +263,21 @@ def test_calls_are_left_to_the_mapping_behind_other_values(before: int, tmp_path
 def test_none_from_the_memo_is_no_call_to_fold() -> None:
     # MEMOIZE ends the folding, and BINGET fetches None.
     assert parse(b"\x80\x04]\x94(N\x94h\x01e.").root == [None, None]
+
+
+def test_a_search_for_modules_leaves_them_folded(tmp_path: Path) -> None:
+    from ckptfix.formats.torch.module import find_modules
+    from ckptfix.pickles.graph import children
+    from ckptfix.pickles.rows import unfolded_children
+
+    before = {"epoch": {"a": 1}, "net": torch.nn.Linear(2, 2)}
+    torch.save(before | {f"w.{number}": torch.ones(2) for number in range(100)}, tmp_path / "in.pth")
+    with ZipFile(tmp_path / "in.pth") as archive:
+        data = archive.read("in/data.pkl")
+    root = parse(data).root
+    assert [at for at, _ in find_modules(root)] == ["net"]
+    assert type(root) is Dict and type(root.rows) is Rows
+    loose = list(unfolded_children(root))
+    assert [row for row in children(root) if row in loose] == loose
+    assert len(loose) < 50
+    assert {name for name, _ in loose} >= {"epoch", "net"}
