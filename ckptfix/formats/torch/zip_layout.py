@@ -110,7 +110,7 @@ class ZipStorages:
         return [-1 if row is None or key in wrong else stated[row] for key, row in zip(keys, rows, strict=True)]
 
     def _read_headers(self) -> list[Data | None]:
-        """Return the data of each record of the directory; None for a record that is no storage, or is unusable."""
+        """Return the data of each record of the directory; None for a record without a usable storage."""
         records, directory = self._directory.records, self._directory.offset
         found: list[Data | None] = [None] * len(records)
         headers = [*records.headers, directory]
