@@ -253,12 +253,15 @@ def find(
         planned = None
         try:
             refuse_codes(checkpoint, one, matching, operations, drop_unexpected=drop_unexpected)
-            planned = match_plan.plan(checkpoint, one, matching, operations, drop_unexpected=drop_unexpected)
+            ties = match_plan.second_keys(target, matching)
+            planned = match_plan.plan(
+                checkpoint, one, matching, operations, ties=ties, drop_unexpected=drop_unexpected
+            )
         except CkptfixError as error:
             refusals.append(error)
     for refusal in refusals:
         refusal.path = refusal.path or checkpoint.path
-    notes = match_plan.notes(one, target, matching, operations)
+    notes = match_plan.notes(one, target, matching, operations, drop_unexpected=drop_unexpected)
     verified = verdict is not None and verdict.equal
     if verdict is not None and verified:
         notes = (*verdict.notes, *notes)
@@ -532,7 +535,8 @@ def _lines(found: MatchProposal) -> tuple[str, ...]:
     matching, planned = found.matching, found.planned
     paired = len({pair.source for pair in matching.pairs})
     line = f"matched {paired:,} of {len(found.source.slots):,} keys by {matching.by}"
-    skipped = len(matching.skipped_source) + len(matching.skipped_target)
+    added = planned.ties if planned is not None else ()
+    skipped = len(matching.skipped_source) + len(matching.skipped_target) - len(added)
     if skipped:
         line += f"; {skipped:,} skipped by rule"
     if planned is not None:
@@ -545,6 +549,7 @@ def _lines(found: MatchProposal) -> tuple[str, ...]:
         line += f"; {plural(len(changed), 'tensor')} of TARGET built by rule" if changed else ""
         over = match_plan.left_out(found.source.slots, matching, drop_unexpected=found.drops)
         line += f"; {len(over):,} left out: {some([*over])}" if over else ""
+        line += f"; {plural(len(added), 'second key')} added: {some([*added])}" if added else ""
         line += f"; {reshaped:,} reshaped" if reshaped else ""
     rules: Sequence[Rule] = planned.rules if planned else matching.rules
     return (line, *(f"  {rule}" for rule in rules), *(f"note: {note}" for note in found.notes))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import field, replace
+from types import MappingProxyType
 
 from ckptfix.align import depths
 from ckptfix.align.fused import FusedTensors
@@ -32,6 +33,7 @@ from ckptfix.ops.match.left_over import VERIFY, reasons
 from ckptfix.ops.rename import sites
 from ckptfix.ops.select import dropping, optimizers_left
 from ckptfix.ops.target.targets import ExpectedModel
+from ckptfix.words import plural, some
 
 MOST = 12
 """Lines of one kind in a message; a report has all of them."""
@@ -47,7 +49,8 @@ class MatchPlan:
         edits: edits for `plan_edit`.
         references: number of names beside the keys that change with them.
         findings: further findings for the user.
-        tensors: the rules to run if tensors are split, joined or transposed; there are no edits then.
+        tensors: the rules to run if tensors are split, joined, transposed or tied; there are no edits then.
+        ties: the `second_keys` that are added.
     """
 
     names: Mapping[str, str]
@@ -56,6 +59,7 @@ class MatchPlan:
     references: int
     findings: tuple[Finding, ...]
     tensors: Rules | None = None
+    ties: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan(
@@ -64,11 +68,15 @@ def plan(
     matching: Matching,
     operations: Operations | None = None,
     *,
+    ties: Mapping[str, str] = MappingProxyType({}),
     drop_unexpected: bool = False,
 ) -> MatchPlan:
     """Plan the edits that give the state dict of `source` in `checkpoint` the names of `matching`.
 
     Names without a target are not changed, or left out with `drop_unexpected`. References to the names change too.
+
+    Args:
+        ties: the `second_keys` to add.
 
     Raises:
         KeyConflict: an unchanged name is also the new name of another key.
@@ -83,16 +91,17 @@ def plan(
     keys = [name for site in _keys_at(checkpoint, source) for name in site if name not in over]
     again = reshapes(source.slots, names, shapes)
     blocks = [f"{block}.{{*}} | drop" for block in matching.dropped]
-    if taken or blocks:
+    if taken or blocks or ties:
         taken = (*taken, *again)
         gone = {name for one in taken for name in one.old}
         changed = {old: new for old, new in names.items() if old != new and old not in over.keys() | gone}
         single = learned(changed, [key for key in keys if key not in gone])
         made = fused_rules(taken, single, keys, blocks)
         apart = {name: other for name, other in over.items() if not is_in(name, matching.dropped)}
-        lost = _left_out(apart, names, len(made.tensors) + len(single) + 1)
-        made = replace(made, tensors=(*made.tensors, *lost))
-        return MatchPlan(changed, (*made.tensors, *single), (), 0, (), made)
+        first = len(made.tensors) + len(single) + 1
+        lost = tuple(_left_out(apart, names, first))
+        made = replace(made, tensors=(*made.tensors, *lost, *_tied(ties, first + len(lost))))
+        return MatchPlan(changed, (*made.tensors, *single), (), 0, (), made, ties)
     at = source.at or ""
     kept = {old: new for old, new in names.items() if old not in over}
     renames = sites.rename(checkpoint, mapping=kept, at=at, allow_unmatched=True)
@@ -166,6 +175,23 @@ def _left_out(over: Mapping[str, str], names: Mapping[str, str], line: int) -> I
             yield TensorRule(side(name, main), side(main, name), (Operation("untie"),), number)
         else:
             yield TensorRule(side(name, name), None, (Operation("drop"),), number)
+
+
+def second_keys(target: ExpectedModel, matching: Matching) -> dict[str, str]:
+    """Return further keys of tensors of the target -> the key of the source that is the tensor under another key.
+
+    Those of tensors that the matching makes of others are not among them.
+    """
+    tensor = {slot.name: slot.tied or slot.name for slot in target.slots}
+    found = {tensor[pair.target]: pair.source for pair in matching.pairs if not pair.operation and not pair.reshape}
+    further = (row.name for row in matching.skipped_target if row.tied)
+    return {name: found[tensor[name]] for name in further if tensor.get(name) in found}
+
+
+def _tied(ties: Mapping[str, str], line: int) -> Iterator[TensorRule]:
+    """Yield the rules that add second keys, numbered from `line` on."""
+    for number, (name, main) in enumerate(ties.items(), line):
+        yield TensorRule(side(main, name), side(name, main), (Operation("tie"),), number)
 
 
 def _tensors(
@@ -456,7 +482,14 @@ def fused(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> l
     return sentences
 
 
-def notes(source: ExpectedModel, target: ExpectedModel, matching: Matching, operations: Operations) -> tuple[str, ...]:
+def notes(
+    source: ExpectedModel,
+    target: ExpectedModel,
+    matching: Matching,
+    operations: Operations,
+    *,
+    drop_unexpected: bool = False,
+) -> tuple[str, ...]:
     """Return notes on a matching for the user, a sentence each."""
     ours = {slot.name: slot for slot in source.slots}
     theirs = {slot.name: slot for slot in target.slots}
@@ -474,11 +507,16 @@ def notes(source: ExpectedModel, target: ExpectedModel, matching: Matching, oper
         if (ours[one].tied or one) != (ours[other].tied or other):
             tie = f"TARGET ties {slot.name} to {slot.tied}"
             sentences.append(f"{tie}; IN has a tensor for each, and the last one is used")
-    for row in matching.skipped_target if matching.by == "structure" else ():
-        main = sources.get(next((slot.tied or "" for slot in target.slots if slot.name == row.name), ""))
-        if row.tied and main is not None:
-            tie = f"{row.name} is a second key of the same tensor in TARGET, which IN lacks"
-            sentences.append(f"{tie}: the line `{main} -> {row.name} | tie` adds it")
+    added = second_keys(target, matching)
+    lacking = [row.name for row in matching.skipped_target if row.tied and row.name not in added]
+    if lacking:
+        sentences.append(f"OUT lacks {plural(len(lacking), 'second key')} of tensors in TARGET: {some(lacking, 3)}")
+    buffers = {row.name for row in matching.skipped_source if not row.tied}
+    names = with_buffers(source.slots, matching)
+    over = [names.get(name, name) for name in unexpected(source.slots, matching) if name in buffers]
+    if over and not drop_unexpected:
+        kept = f"OUT keeps {plural(len(over), 'buffer')} that TARGET lacks: {some(over, 3)}"
+        sentences.append(f"{kept}; a strict load refuses such keys, and --drop-unexpected leaves them out")
     sentences += operations.questions
     sentences += fused(source, target, matching)
     return tuple(sentences)

@@ -59,14 +59,3 @@ def test_a_second_name_that_the_target_lacks_is_left_out(tmp_path: Path) -> None
     assert torch.equal(made["embedder.weight"], shared)
     assert [row.where for row in done.findings if row.id == "left-behind"] == ["lm_head.weight"]
     assert [rule.operations[0].name for rule in done.rules if hasattr(rule, "operations")] == ["untie"]
-
-
-def test_a_second_name_that_only_the_target_has_is_said_with_its_line(tmp_path: Path) -> None:
-    shared = torch.randn(V, D)
-    torch.save({"embedder.weight": torch.randn(V, D)}, tmp_path / "a.pth")
-    torch.save({"model.embed.weight": shared, "lm_head.weight": shared}, tmp_path / "like.pth")
-    done = ckptfix.match(tmp_path / "a.pth", tmp_path / "o.pth", tmp_path / "like.pth")
-    (note,) = (note for note in done.notes if "| tie" in note)
-    line = note.partition("`")[2].partition("`")[0]
-    ckptfix.rename(tmp_path / "a.pth", tmp_path / "both.pth", lines=[line, "embedder.weight -> model.embed.weight"])
-    assert set(torch.load(tmp_path / "both.pth", weights_only=True)) == {"model.embed.weight", "lm_head.weight"}
