@@ -1,7 +1,9 @@
 """Single left-over parameters: one beside certain siblings belongs to the one that is left beside their counterparts.
 
 DeepSeek's ``ffn.gate.bias`` is ``mlp.gate.e_score_correction_bias`` in transformers: ``gate.weight`` shows which gates
-belong together, and each has one parameter more. Such pairs count only if they leave nothing open in the whole model.
+belong together, and each has one parameter more. If both have the same name, no sibling is needed: fairseq's ESM-2 has
+``lm_head.bias`` beside ``lm_head.weight``, and transformers has the latter in a module of its own. Such pairs count
+only if they leave nothing open in the whole model.
 """
 
 from __future__ import annotations
@@ -63,8 +65,9 @@ def _above(name: str) -> Iterator[str]:
 
 
 def _alone(matching: Matching, places: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of left-over tensors that are alone in their module, or else in the one around it."""
-    done: set[str] = set()
+    """Yield the pairs of left-over tensors of one name, and those alone in their module, or in the one around it."""
+    done = set(matching.left).intersection(matching.missing)
+    yield from ((name, name) for name in done)
     for depth in (0, 1):
         rows: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
         for side, names in zip(rows, (matching.left, matching.missing), strict=True):

@@ -23,6 +23,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.io.virtual_files import SplicedFile
+from ckptfix.io.write_log import recorded
 from ckptfix.names.rulefile import TensorRule
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
@@ -215,9 +216,12 @@ def find(
     if by not in ("structure", "position"):
         raise Refused(f"cannot match by {by!r}", hint="match by structure or by position")
     _refuse_heads(heads, kv_heads)
-    if blocks is not None and (verify or source_model is not None):
+    proves = verify or source_model is not None
+    if blocks is not None and proves:
         message = "a model with fewer blocks gives other outputs, so nothing can be verified"
         raise Refused(message, hint="leave out --blocks or --verify")
+    # Before the keys of TARGET are read, on the meta device: what a factory imports there would make tensors there.
+    both = models(source_model or "", os.fspath(like), inputs, allow_import) if proves else None
     target = targets.read(like, at=like_at, allow_import=allow_import)
     checkpoint = formats.open_checkpoint(source)
     one = targets.of_fitting(checkpoint, target) if at is None else targets.of_checkpoint(checkpoint, at)
@@ -235,8 +239,7 @@ def find(
         by_layers = in_torchs_layout(checkpoint, one, fit) if by == "structure" and blocks is None else None
         matching, operations = by_layers or fit(one)
         verdict = None
-        if verify or source_model is not None:
-            both = models(source_model or "", os.fspath(like), inputs, allow_import)
+        if both is not None:
             again = None if by_layers else lambda count: fit(one, count)
             verdict = verifier.prove(both, matching, operations, one.slots, converted, again)
             matching, operations = verdict.matching, verdict.operations
@@ -325,7 +328,8 @@ def converted(file: str, matching: Matching, operations: Operations) -> Mapping[
     one = targets.of_checkpoint(checkpoint, "")
     planned = match_plan.plan(checkpoint, one, matching, operations, drop_unexpected=True)
     found = MatchProposal(checkpoint, one, one, matching, planned, drops=True)
-    done = _write(found, f"{file}.out", WriteOptions(force=True))
+    with recorded():  # an error of the verb does not concern this temporary file
+        done = _write(found, f"{file}.out", WriteOptions(force=True))
     made: Mapping[str, Any] = torch.load(done.dest, weights_only=True)
     return made
 

@@ -46,15 +46,23 @@ def models(source: object, target: object, given: object = None) -> Models:
         given: a tensor, a sequence of arguments, or a mapping of named ones; None to derive an input.
 
     Raises:
-        Refused: one of them is not a module.
+        Refused: one of them is not a module, or cannot be copied to the CPU in float64.
     """
     need_torch("verifying")
     import torch
 
+    made = []
     for which, one in (("source", source), ("target", target)):
         if not isinstance(one, torch.nn.Module):
             raise Refused(f"the {which} to verify is a {type(one).__name__}, not a torch.nn.Module")
-    made = [copy.deepcopy(one).to("cpu", torch.float64).eval() for one in (source, target)]  # type: ignore[attr-defined]
+        try:
+            model = copy.deepcopy(one)
+            model.to("cpu", torch.float64)
+            model.eval()  # an overridden train() may return nothing
+        except Exception as error:
+            message = f"the {which} to verify cannot be copied to the CPU in float64: {_in_short(error)}"
+            raise Refused(message, hint="without --verify only keys and shapes decide") from error
+        made.append(model)
     return Models(made[0], made[1], None if given is None else _arguments(given))
 
 
@@ -238,10 +246,13 @@ def outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> list[Any]
         taken = {name: value for name, value in arguments[1].items() if _takes(model, name)}
         made = model(*arguments[0], **(taken if len(taken) else arguments[1]))
     except Exception as error:
-        shown = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         hint = "--input FILE or --input module:factory gives the input"
-        raise Refused(f"{who} cannot run on the input: {shown}", hint=hint) from error
+        raise Refused(f"{who} cannot run on the input: {_in_short(error)}", hint=hint) from error
     return tensors_in(made)
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
@@ -296,7 +307,7 @@ def gradients(
         alone: only the first output counts.
 
     Raises:
-        Refused: it cannot run.
+        Refused: it cannot run, or has no gradients.
     """
     import torch
 
@@ -314,8 +325,11 @@ def gradients(
             factors = torch.randn(shape, generator=generator, dtype=torch.float64).to(one.dtype)
             if one.requires_grad:
                 sums.append((one.squeeze() * factors).sum())
-        if sums:
-            torch.autograd.backward(sums)
+        try:
+            if sums:
+                torch.autograd.backward(sums)
+        except Exception as error:
+            raise Refused(f"{who} has no gradients: {_in_short(error)}") from error
     found = {name: one.grad.to_dense().detach() for name, one in kept.items() if one.grad is not None}
     for weight in kept.values():
         weight.grad = None

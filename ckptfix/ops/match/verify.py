@@ -98,18 +98,26 @@ def prove(
     """
     with _prepared(both, slots) as trial:
         first: Verdict | None = None
+        proved: Verdict | None = None
+        notes: tuple[str, ...] = ()
         filled = partial(convert, trial.file)
-        for label, candidate, steps in _candidates(trial, matching, operations, slots, filled, again):
-            done = trial.verdict(Verdict(candidate, steps), partial(filled, candidate, steps), label)
-            if done.equal:
-                mattering = _mattering(both.source, trial.arguments)
-                done.matching, done.operations = _settled(candidate, steps, matching, mattering)
-                return done
-            first = first or done
+        try:
+            for label, candidate, steps in _candidates(trial, matching, operations, slots, filled, again):
+                done = trial.verdict(Verdict(candidate, steps), partial(filled, candidate, steps), label)
+                first = first or done
+                if done.equal:
+                    proved = done
+                    break
+        except Refused as error:
+            notes = (f"no other matching is proposed: {error.message}",)
         assert first is not None
+        if proved is not None:
+            mattering = _mattering(both.source, trial.arguments)
+            proved.matching, proved.operations = _settled(proved.matching, proved.operations, matching, mattering)
+            return proved
         if first.difference is not None:
             made = filled(first.matching, operations)
-            first.notes = tuple(_first_apart(both, trial.arguments, first.matching, made))
+            first.notes = (*_first_apart(both, trial.arguments, first.matching, made), *notes)
         return first
 
 
@@ -246,11 +254,8 @@ def _candidates(
         for query, kv in head_counts(trial.both):
             shown = f"--heads {query}" + (f" --kv-heads {kv}" if kv != query else "")
             yield shown, *again(Heads(query, None if kv == query else kv))
-    try:
-        for made in proposals(trial.both, trial.arguments, matching, operations, slots, filled):
-            yield "by equal gradients", *made
-    except Refused:
-        return
+    for made in proposals(trial.both, trial.arguments, matching, operations, slots, filled):
+        yield "by equal gradients", *made
 
 
 def _used(model: torch.nn.Module, arguments: Arguments) -> list[str]:

@@ -33,3 +33,14 @@ def test_one_left_over_is_paired(ours: dict[str, int], theirs: dict[str, int], c
     if complete:
         (pair,) = [pair for pair in found.pairs if pair.source == "layers.1.ffn.gate.bias"]
         assert pair.target == "h.1.mlp.gate.e_score_correction_bias" and pair.confidence < 1
+
+
+@pytest.mark.parametrize(("size", "complete"), [(20, True), (21, False)])
+def test_what_is_left_over_under_one_name_needs_no_sibling(size: int, complete: bool) -> None:
+    """The head of ESM-2: a Linear in fairseq, and in transformers a bias beside a module with the weight."""
+    one, other = model("layers", "attn.wq", "ffn.gate", {}), model("h", "attn.q", "mlp.gate", {})
+    one += [Slot("lm_head.weight", (20, 8)), Slot("lm_head.bias", (20,))]
+    other += [Slot("lm_head.decoder.weight", (20, 8)), Slot("lm_head.bias", (size,))]
+    found = match(one, other)
+    assert found.complete is complete
+    assert (("lm_head.bias", "lm_head.bias") in found.names.items()) is complete

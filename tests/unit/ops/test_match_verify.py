@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ckptfix
 from ckptfix.errors import CkptfixError, NoMatch, Refused
+from ckptfix.io.write_log import recorded
 from ckptfix.ops.match import find, write_rules
 
 D, WORDS = 8, 20
@@ -197,3 +198,73 @@ def test_a_model_is_loaded_with_proof(saved: Path) -> None:
         ckptfix.load_into(Other(), saved, match="structure", verify_against=one)
     with pytest.raises(Refused):
         ckptfix.load_into(Target(), saved, verify_against=one)
+
+
+class Stubborn(Target):
+    """Its train() returns nothing, as that of mmpretrain's models."""
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+
+
+class Fixed(Target):
+    """It can be neither moved nor cast."""
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("cannot copy out of meta tensor")
+
+
+class Backless(Target):
+    """It has no gradients."""
+
+    class Back(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, hidden: Tensor) -> Tensor:
+            return torch.relu(hidden)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            raise ValueError("no way back")
+
+    act = staticmethod(Back.apply)
+
+
+def lazy() -> nn.Module:
+    """Import a module whose class holds a tensor, as ultralytics does."""
+    name = "imported_later"
+    if name not in sys.modules:
+        made: Any = ModuleType(name)
+        made.anchors = torch.zeros(1)
+        sys.modules[name] = made
+    model = Target()
+    model.register_buffer("anchors", sys.modules[name].anchors, persistent=False)
+    return model
+
+
+@pytest.mark.parametrize("maker", [Stubborn, lazy])
+def test_models_of_all_kinds_are_verified(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: Any
+) -> None:
+    monkeypatch.delitem(sys.modules, "imported_later", raising=False)
+    monkeypatch.setattr("their_models.Target", maker)
+    done = ckptfix.match(saved, tmp_path / "out.pth", "their_models:Target", **PROVED)
+    assert done.exit_code == 0 and "verified on outputs" in done.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("maker", "why"),
+    [(Fixed, "the target to verify cannot be copied to the CPU in float64"), (Backless, "has no gradients")],
+)
+def test_what_a_model_cannot_do_is_said(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: Any, why: str
+) -> None:
+    monkeypatch.setattr("their_models.Target", maker)
+    with pytest.raises(CkptfixError) as raised:
+        ckptfix.match(saved, tmp_path / "out.pth", "their_models:Target", **PROVED)
+    assert why in f"{raised.value} {getattr(raised.value, 'lines', ())}" and not (tmp_path / "out.pth").exists()
+
+
+def test_an_error_names_no_temporary_file(saved: Path, tmp_path: Path) -> None:
+    with recorded() as lines, pytest.raises(NoMatch):
+        ckptfix.match(saved, tmp_path / "out.pth", "their_models:Other", **PROVED)
+    assert not lines
