@@ -320,7 +320,7 @@ def fields(persid: PersId) -> tuple[str, str, str, int]:
         raise BadTensor("a storage reference has unusable fields")
     if "/" in key or "\\" in key or "\0" in key:
         raise BadTensor(f"a storage key is a path: {key!r}")
-    if len(key) > MAX_KEY or any("\ud800" <= char <= "\udfff" for char in key):
+    if len(key) > MAX_KEY or not (key.isascii() or all(not "\ud800" <= char <= "\udfff" for char in key)):
         raise BadTensor("a storage key cannot be the name of a record")
     dtype = storage_dtype(kind)
     if numel * dtypes.by_name(dtype).itemsize >= 1 << 63 and location != "meta":
