@@ -17,7 +17,7 @@ from operator import attrgetter
 from ckptfix.align import numbered, roles
 from ckptfix.align.nesting import Twins, crossing
 from ckptfix.align.pairs import Link
-from ckptfix.align.siblings import Companions, RepeatedBlocks, is_matrix, one_end, ranks
+from ckptfix.align.siblings import Companions, RepeatedBlocks, is_convolution, is_matrix, one_end, ranks
 from ckptfix.align.state import AlignState
 from ckptfix.align.units import ModelSide, Unit, fronts
 
@@ -58,18 +58,22 @@ def settle(state: AlignState, held: Collection[Unit] = ()) -> bool:
         twins.descend()
         place_of = partial(twins.place, crossing=across)
         rows = list(_rows(state, sure, place_of, held))
-        refuted = {place for place, ours, theirs in rows if len(ours) == 1 and _contrary(ours[0], theirs[0], place)}
+        apart = _Apart(sure, state.companions, is_convolution)
+        refuted = {place for place, (one, *more), (other, *_) in rows
+                   if not more and (apart(one, other) or _contrary(one, other, place))}  # fmt: skip
         if refuted - {NOWHERE}:
             twins.forget(refuted)
             rows = list(_rows(state, sure, place_of, held))
         repeated = RepeatedBlocks(sure, (state.a, state.b), twins.of)
         found: dict[Unit, Unit] = {}
         for place, ours, theirs in rows:
-            found |= (
+            pairs = (
                 _decided(ours, theirs, place, sure, state.companions)
                 or repeated.decided(ours, theirs, place)
                 or _by_number(ours, theirs, place, (state.a, state.b))
             )
+            if not any(map(apart, pairs, pairs.values())):
+                found |= pairs
         if not found:
             return changed
         _apply(state, found)
@@ -227,19 +231,37 @@ def shifted(state: AlignState) -> Iterator[Link]:
 
 
 def parted(state: AlignState) -> Iterator[Unit]:
-    """Yield the norms with certain links whose convolutions are certainly not each other's.
-
-    If their order differs, the two sides group them differently.
-    """
+    """Yield the norms with certain links whose matrices are certainly not each other's."""
     sure = {link.one: link.other for link in state.links if not link.instead}
-    taken = set(sure.values())
-    beside = state.companions
-    for one, other in sure.items():
-        near = beside[0].of(one), beside[1].of(other)
-        if is_matrix(one) or near[0] is None or near[1] is None or sure.get(near[0]) is near[1]:
-            continue
-        if (near[0] in sure or near[1] in taken) and beside[0].course(one) * beside[1].course(other) >= 0:
-            yield one
+    apart = _Apart(sure, state.companions, is_matrix)
+    return (one for one, other in sure.items() if apart(one, other))
+
+
+class _Apart:
+    """Tells that two norms are not each other's, because the matrices that they belong to certainly are not.
+
+    If the order of definition differs, the two sides group norms and matrices differently, so nothing is told.
+    """
+
+    def __init__(
+        self, sure: Mapping[Unit, Unit], beside: tuple[Companions, Companions], tells: Callable[[Unit], bool]
+    ) -> None:
+        """Take the certain pairs, the companions of both sides, and which matrices tell.
+
+        Inside of blocks that correspond, only convolutions do: before and after a linear layer, habits vary.
+        """
+        self._sure = sure
+        self._taken = set(sure.values())
+        self._beside = beside
+        self._tells = tells
+
+    def __call__(self, one: Unit, other: Unit) -> bool:
+        ours, theirs = self._beside
+        near, far = ours.of(one), theirs.of(other)
+        if is_matrix(one) or near is None or far is None or self._sure.get(near) is far:
+            return False
+        known = near in self._sure or far in self._taken
+        return known and self._tells(near) and self._tells(far) and ours.course(one) * theirs.course(other) >= 0
 
 
 def _apply(state: AlignState, found: Mapping[Unit, Unit]) -> None:

@@ -91,6 +91,10 @@ def is_matrix(unit: Unit) -> bool:
     return any(len(slot.shape) > 1 for slot in unit.slots.values())
 
 
+def is_convolution(unit: Unit) -> bool:
+    return any(len(slot.shape) > 2 for slot in unit.slots.values())
+
+
 def one_end(one: Unit, other: Unit | None) -> bool:
     """Return whether the width of a norm shows on which side of its matrix it is: only inputs or outputs are as wide.
 

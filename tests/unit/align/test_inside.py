@@ -162,8 +162,11 @@ LIST = {"0": "block1.proj", "1": "block1.norm", "2": "block2.proj", "3": "block2
          ["block1.norm", "skip.bn", "block2.proj", "skip.conv", "block2.norm", "block1.proj"]),
         # Numbers count modules that are certain, too.
         ({"fim": "0", "conv2": "3", "kip": "6", "bn1": "1", "bn2": "4", "bn3": "7"}, {}, []),
+        # Of two norms, each side has another one beside its convolution.
+        ({"layer.0.convolution": "layer.0.convolution", "mev": "layer.0.normalization",
+          "layer.1.convolution": "layer.1.convolution", "layer.1.normalization": "lor"}, {}, []),
     ],
-    ids=["a norm at the end", "other contents", "cross attention", "some of a list", "a certain one"],
+    ids=["a norm at the end", "other contents", "cross attention", "some of a list", "a certain one", "two norms"],
 )  # fmt: skip
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
