@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import field
 from typing import Any, NamedTuple, TypeGuard
 
 from ckptfix.checkpoint import NameList, SiteKind, StateDict, Storage, TensorEntry
 from ckptfix.checkpoint.address import join, keys_of, numbered
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import BadPickle
+from ckptfix.errors import BadPickle, about
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import calls
@@ -23,7 +25,7 @@ from ckptfix.formats.torch.call_classes import encoded_bytes, is_tensor_class
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.names import kinds
-from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.pickles.folded import Alone, Phrases
 from ckptfix.pickles.graph import (
     Node,
@@ -211,6 +213,43 @@ def _new_entry(
         return entry
     held = alike(made.key, first.storage)
     return TensorEntry(key, at, held, first.dtype, made.shape, made.stride, made.offset, made.requires_grad)
+
+
+def object_of_pickle(pickle: bytes, path: str, where: str) -> TorchObject:
+    """Return the object of a pickle; inside `reads_equal_once`, the last one if it is that of the same bytes.
+
+    Raises:
+        BadPickle: no unpickler accepts it.
+    """
+    last = _last.get()
+    if last and last[0].graph.data == pickle:
+        return last[0]
+    made = object_of(parse(pickle, path=path, where=where), path)
+    if last is not None:
+        last[:] = [made]
+    return made
+
+
+def object_of(graph: Graph, path: str) -> TorchObject:
+    """Return the object of a graph of the file `path`. Raises like `walk`."""
+    with about(path, always=True):
+        return walk(graph)
+
+
+_last: ContextVar[list[TorchObject] | None] = ContextVar("the last object", default=None)
+
+
+@contextmanager
+def reads_equal_once() -> Iterator[None]:
+    """Read equal pickles only once inside; decorate a function that reads a file in several ways, or its copy."""
+    if _last.get() is not None:
+        yield
+        return
+    token = _last.set([])
+    try:
+        yield
+    finally:
+        _last.reset(token)
 
 
 MAX_ADDRESS = 1024
