@@ -30,7 +30,7 @@ from ckptfix.pickles.folded import Alone, Phrases
 from ckptfix.pickles.graph import (
     Node,
     attributes,
-    children,
+    children_with,
     is_attributes_of,
     is_known_mapping,
     is_only_metadata,
@@ -267,7 +267,6 @@ def walk(graph: Graph) -> TorchObject:
     stack: list[tuple[str, str, Node, _Of]] = [("", "", graph.root, _Of())]
     while stack:
         at, key, node, of = stack.pop()
-        address = join(at, key) if node is not graph.root or key else ""
         if is_tensor(node) or _is_storage(node):
             if type(node) is Call and (node.items or node.elements):
                 # An unpickler would write into the tensor, or beyond it (CVE-2026-24747).
@@ -275,10 +274,11 @@ def walk(graph: Graph) -> TorchObject:
             found.tensors.add([(at, key, node)])
             if (attributes_of := tensor_state(node)) is not None and id(node) not in visited:
                 visited.add(id(node))
-                address = found.hold(address, node)
+                address = found.hold(join(at, key) if node is not graph.root or key else "", node)
                 inner = of._replace(payload=True)
                 stack += [(address, name, value, inner) for name, value in reversed(attributes_of)]
             continue
+        address = join(at, key) if node is not graph.root or key else ""
         if (literal := encoded_bytes(node)) is not None:
             found.values.append((address, literal))
             continue
@@ -306,7 +306,7 @@ def walk(graph: Graph) -> TorchObject:
             _note_mapping(found, address, node, mapping, of)
         if of.attributes:
             of = of._replace(attributes=False)
-        named = apart([row for row in children(node) if row[0] != "_metadata" or not is_versions(row[1])])
+        named = apart([row for row in children_with(node, mapping) if row[0] != "_metadata" or not is_versions(row[1])])
         if not named and type(node) is not Call:
             found.values.append((address, node))
         first = next((index for index, (_, child) in enumerate(named) if not _is_alone(child)), len(named))
@@ -471,8 +471,7 @@ def _key_uses(node: Node) -> list[Text]:
 
 
 def _metadata_of(node: Node) -> Node:
-    state = getattr(node, "state", None)
-    for key, value in pairs(state) or ():
+    for key, value in pairs(node.state) or () if type(node) is Call else ():
         if key == "_metadata" and pairs(value):
             return value
     return None
