@@ -224,9 +224,11 @@ def object_of_pickle(pickle: bytes, path: str, where: str) -> TorchObject:
     last = _last.get()
     if last and last[0].graph.data == pickle:
         return last[0]
+    if last is not None:
+        last.clear()  # before another one takes memory
     made = object_of(parse(pickle, path=path, where=where), path)
     if last is not None:
-        last[:] = [made]
+        last.append(made)
     return made
 
 
