@@ -35,11 +35,8 @@ class Finding:
 
     def fixed_by(self, fix: Fix | None) -> Finding:
         """Return the same finding with a different remedy; None for that of its row, ``""`` for none at all."""
-        if not isinstance(fix, tuple):
-            return replace(self, fix=fix, steps=None)
-        whole = all(step.source for step in fix)
-        lines = [shell_line(Invocation(step, step.source, step.dest).argv()) for step in fix if whole]
-        return replace(self, fix=" && ".join(lines) or None, steps=fix)
+        text, steps = in_words(fix)
+        return replace(self, fix=text, steps=steps)
 
     @property
     def line(self) -> str:
@@ -50,6 +47,15 @@ class Finding:
     def cells(self) -> tuple[str, str, str]:
         """The severity, the place and the message."""
         return self.severity, self.where, self.message
+
+
+def in_words(fix: Fix | None) -> tuple[str | None, Steps | None]:
+    """Return the `fix` and the `steps` of a finding with this remedy; steps without files have no line for a shell."""
+    if not isinstance(fix, tuple):
+        return fix, None
+    whole = all(step.source for step in fix)
+    lines = [shell_line(Invocation(step, step.source, step.dest).argv()) for step in fix if whole]
+    return " && ".join(lines) or None, fix
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from ckptfix.dataclass import dataclass
 from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
 from ckptfix.findings.load_errors import LoadError
-from ckptfix.findings.row import Finding, FindingKind, Severity
+from ckptfix.findings.row import Finding, FindingKind, Severity, in_words
 from ckptfix.findings.runs import RUNS
 from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, operand, shell_line
 from ckptfix.findings.verbs import VERBS
@@ -46,8 +46,8 @@ def found(
         about: the class, function or tensor that the message is about.
     """
     entry = ENTRIES[id]
-    made = Finding(id, severity or entry.severity, where, message or entry.title, offset, about=about)
-    return made if fix is None else made.fixed_by(fix)
+    text, steps = in_words(fix)
+    return Finding(id, severity or entry.severity, where, message or entry.title, offset, text, about, steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,15 +322,17 @@ def is_known_mapping(node: Node) -> bool:
 
 def children(node: Node) -> Iterator[tuple[str, Node]]:
     """Yield (label, child) for a container node; labels are address parts. A leaf has no children."""
+    return children_with(node, pairs(node))
+
+
+def children_with(node: Node, mapping: list[tuple[Node, Node]] | None) -> Iterator[tuple[str, Node]]:
+    """Yield the `children` of a node whose `pairs` are `mapping`."""
     if type(node) is Call:
-        yield from parts_of_call(node, pairs(node))
-    elif type(node) is tuple or type(node) is list:
-        for index, value in enumerate(node):
-            yield str(index), value
+        yield from parts_of_call(node, mapping)
     elif type(node) is Dict:
-        yield from labelled(pairs(node) or ())
-    elif type(node) is Set:
-        for index, value in enumerate(node.elements):
+        yield from labelled(mapping or ())
+    elif type(node) is tuple or type(node) is list or type(node) is Set:
+        for index, value in enumerate(node.elements if type(node) is Set else node):
             yield str(index), value
 
 

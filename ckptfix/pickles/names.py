@@ -113,6 +113,8 @@ _STRINGS = frozenset((
     *_TEXTS, op.SHORT_BINSTRING, op.BINSTRING, op.BINBYTES, op.SHORT_BINBYTES, op.BINBYTES8, op.BYTEARRAY8,
 ))  # fmt: skip
 _CALLS = frozenset((op.REDUCE, op.NEWOBJ, op.NEWOBJ_EX))
+_PUTS = frozenset((op.BINPUT, op.LONG_BINPUT))
+_GETS = frozenset((op.BINGET, op.LONG_BINGET))
 
 _PLAIN: dict[int, tuple[int, int, int]] = {
     code: (op.FIXED.get(code, 0), *_EFFECT.get(code, (0, 1)))
@@ -154,35 +156,38 @@ class _Names:
 
     def run(self, most: int) -> None:
         """Examine up to `most` opcodes."""
+        found, plain, stop = self.found, _PLAIN, self.stop
         base = self.start
-        data = self.read(base, min(WINDOW, self.stop - base)) if base < self.stop else b""
+        data = self.read(base, min(WINDOW, stop - base)) if base < stop else b""
+        ahead = base + len(data) - AHEAD
         at = base
         for step in range(most):
-            self.found.steps = step
-            if at - base > len(data) - AHEAD and base + len(data) < self.stop:
-                base, data = at, self.read(at, min(WINDOW, self.stop - at))
+            found.steps = step
+            if at > ahead and base + len(data) < stop:
+                base, data = at, self.read(at, min(WINDOW, stop - at))
+                ahead = base + len(data) - AHEAD
             here = at - base
             if here >= len(data):
                 return
             code = data[here]
             arg = here + 1
-            if code in _PLAIN:
-                width, takes, leaves = _PLAIN[code]
+            if code in plain:
+                width, takes, leaves = plain[code]
                 stack = self.stack
                 if takes:
                     del stack[-takes:]
                 if leaves and len(stack) < MOST_KEPT:
                     stack.append(None)
                 end = at + 1 + width
-                if end > self.stop:
+                if end > stop:
                     return
             elif code in op.COUNTED:
                 width = op.COUNTED[code]
                 length = int.from_bytes(data[arg : arg + width], "little")
                 arg += width
                 end = base + arg + length
-                if arg > len(data) or end > self.stop:
-                    self.found.end = at
+                if arg > len(data) or end > stop:
+                    found.end = at
                     return
                 if code in _STRINGS:
                     self.push(self.string(data, arg, length, base, code in _TEXTS))
@@ -190,8 +195,9 @@ class _Names:
                     self.push(None)
             elif code in op.LINES:
                 lines = op.LINES[code]
-                if (ends := _after_lines(data, arg, lines)) < 0 and at > base and base + len(data) < self.stop:
-                    base, data = at, self.read(at, min(WINDOW, self.stop - at))
+                if (ends := _after_lines(data, arg, lines)) < 0 and at > base and base + len(data) < stop:
+                    base, data = at, self.read(at, min(WINDOW, stop - at))
+                    ahead = base + len(data) - AHEAD
                     continue
                 if ends >= 0:
                     end = base + ends
@@ -208,10 +214,10 @@ class _Names:
                 self.everyday(code, data[arg:ends], at)
             else:
                 return
-            self.found.end = end
-            self.found.whole = code == op.STOP
+            found.end = end
+            found.whole = code == op.STOP
             at = end
-        self.found.cut = True
+        found.cut = True
 
     def behind_line(self, at: int) -> int:
         """Return the offset after the next line feed, however far away; 0 without a line feed."""
@@ -271,7 +277,11 @@ class _Names:
 
     def everyday(self, code: int, raw: bytes, at: int) -> None:
         """Execute an opcode whose argument has a fixed length."""
-        if code == op.MARK:
+        if code in _PUTS:
+            self.put(int.from_bytes(raw, "little"))
+        elif code in _GETS:
+            self.push(self.fetched(int.from_bytes(raw, "little")))
+        elif code == op.MARK:
             if len(self.marks) < MAX_MARKS:
                 self.marks.append(self.stack)
                 self.stack = []
@@ -280,10 +290,6 @@ class _Names:
             self.fresh()
         elif code == op.MEMOIZE:
             self.put(len(self.memo))
-        elif code in (op.BINPUT, op.LONG_BINPUT):
-            self.put(int.from_bytes(raw, "little"))
-        elif code in (op.BINGET, op.LONG_BINGET):
-            self.push(self.fetched(int.from_bytes(raw, "little")))
         elif code == op.DUP:
             self.push(self.stack[-1] if self.stack else None)
         elif code == op.STACK_GLOBAL:

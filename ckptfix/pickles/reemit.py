@@ -9,6 +9,7 @@ accepts dotted ones from 4 on). Frames are left out; no unpickler needs them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import Unsupported
@@ -123,13 +124,13 @@ def still_written(
 def children_to_write(node: Node, gone: Collection[int] = ()) -> Iterable[Node]:
     """Return the parts of a node that holds nodes, in no particular order, except items whose value is in `gone`."""
     if type(node) is Call or type(node) is Dict:
-        rows = node.items or ()
-        pairs = (part for row in rows if not gone or id(row[1]) not in gone for part in row)
+        rows = [row for row in node.items or () if id(row[1]) not in gone] if gone else node.items or ()
+        pairs = chain.from_iterable(rows)
         if type(node) is Dict:
-            return list(pairs)
+            return pairs
         return (node.func, node.args, node.kwargs, node.state, *(node.elements or ()), *pairs)
     if type(node) is Set:
-        return list(node.elements)
+        return node.elements
     if type(node) is PersId:
         return (node.pid,)
     return node if type(node) is tuple or type(node) is list else ()

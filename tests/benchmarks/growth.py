@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from inputs import Distributed
 from measure import RSS_UNIT, removed
 from packages import ROOT
 
@@ -152,6 +153,16 @@ def safetensors(path: Path, count: int) -> int:
         return int.from_bytes(file.read(8), "little")
 
 
+def dcp(path: Path, count: int) -> int:
+    """A folder of torch.distributed.checkpoint, in which each tensor is whole on one of eight ranks."""
+    import torch
+
+    with Distributed(path, 8) as saved:
+        for at, name in enumerate(_names(count)):
+            saved.add(name, {at % 8: torch.full((2,), float(at))})
+    return (path / ".metadata").stat().st_size
+
+
 def _beside(path: Path, body: bytes) -> int:
     """A zip of one tensor beside what the opcodes `body` push; the size of the pickle."""
     from builders import Tensor, assemble, push, tensor_ops, torch_zip
@@ -184,7 +195,7 @@ def opcodes(path: Path, count: int) -> int:
 
 SHAPES: dict[str, Callable[[Path, int], int]] = {
     "tensors": tensors, "records": records, "dicts": dicts, "frames": frames, "legacy": legacy,
-    "safetensors": safetensors,
+    "safetensors": safetensors, "dcp": dcp,
 }  # fmt: skip
 ODD: dict[str, Callable[[Path, int], int]] = {
     "strings": strings, "globals": globals_, "nesting": nesting, "opcodes": opcodes,
@@ -196,6 +207,10 @@ OF_A_MILLION = ("inspect", "strip-module", "to-cpu")
 """What is run on a million tensors too: growth stays linear beyond what any model has."""
 
 READERS = ("inspect", "doctor", "doctor --fast", "sanitize", "repair")
+
+FOLDER_TENSORS = 20_000
+OF_FOLDERS = ("inspect", "doctor", "convert --to zip")
+"""How many tensors a folder has at most, as each is an archive of its own, and what is run on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +303,17 @@ def rows(folder: Path, most: int, shapes: Iterable[str], verbs: Iterable[str]) -
     like = folder / "like.json"
     for shape in shapes:
         made = {}
-        for count in (most // TIMES, most):
-            path = folder / f"{shape}-{count}{'.safetensors' if shape == 'safetensors' else '.pth'}"
+        largest = min(most, FOLDER_TENSORS) if shape == "dcp" else most
+        suffix = {"safetensors": ".safetensors", "dcp": ""}.get(shape, ".pth")
+        for count in (largest // TIMES, largest):
+            path = folder / f"{shape}-{count}{suffix}"
             # In a process of its own: what torch leaves behind would be in every measurement.
             sizes = path.with_suffix(".size")
             if forked(partial(build, shape, path, count, sizes)).status:
                 raise SystemExit(f"{path} could not be made")
             made[count] = path, int(sizes.read_text())
-        for verb in READERS if shape in ODD else verbs:
+        of_folders = [verb for verb in OF_FOLDERS if verb in verbs]
+        for verb in READERS if shape in ODD else of_folders if shape == "dcp" else verbs:
             tries: list[Row] = []
             while not tries or (tries[-1].exponent > EXPONENT and len(tries) < TRIES):
                 results = []
@@ -311,7 +329,7 @@ def rows(folder: Path, most: int, shapes: Iterable[str], verbs: Iterable[str]) -
                     break
                 small, large = results
                 exponent = math.log(large.seconds / small.seconds, TIMES)
-                tries.append(Row(shape, verb, large.seconds, exponent, large.memory, large.memory / made[most][1]))
+                tries.append(Row(shape, verb, large.seconds, exponent, large.memory, large.memory / made[largest][1]))
             if tries:
                 yield min(tries, key=lambda row: row.exponent)
         for path, _ in made.values():

@@ -16,6 +16,7 @@ from ckptfix.errors import Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import calls, common
 from ckptfix.formats.torch.emit import dense_call
+from ckptfix.formats.torch.object import object_of
 from ckptfix.pickles import Call, Dict, Global, PersId
 from ckptfix.pickles.copies import grafted
 from ckptfix.pickles.graph import Node, labels, new_text
@@ -135,7 +136,7 @@ class Assembly:
             path,
             format=format,
             size=sum(file.stamp.size for file in files),
-            graph=made,
+            found=object_of(made, path),
             container=Assembled(),
             storages=common.Storages(place),
             traits={},

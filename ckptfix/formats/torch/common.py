@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Data, FormatState, Storage, TensorEntry, dtypes, with_parts
-from ckptfix.errors import BadPickle, CkptfixError, about
+from ckptfix.errors import BadPickle, CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.object import Devices, TorchObject, find_devices, walk
+from ckptfix.formats.torch.object import Devices, TorchObject, find_devices
 from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
 from ckptfix.io.derived import byteswapped
 from ckptfix.pickles import Graph, PersId, Text
@@ -92,7 +92,7 @@ def build(
     *,
     format: str,
     size: int,
-    graph: Graph,
+    found: TorchObject,
     container: Any,
     storages: Storages,
     traits: Mapping[str, Any],
@@ -100,8 +100,7 @@ def build(
     findings: list[Finding],
 ) -> Checkpoint:
     """Build the Checkpoint of a parsed object; its entries are built when code first asks for them."""
-    with about(path, always=True):
-        found = walk(graph)
+    graph = found.graph
     storages.apart = typed_apart(graph)
     devices = find_devices(graph)
     findings = [*findings, *weights_only.global_findings(graph), *found.findings]

@@ -29,7 +29,7 @@ def findings(graph: Graph) -> Iterator[Finding]:
     """Yield findings for values that no unpickler can build: calls with wrong arguments, unhashable keys."""
     # Folded calls are skipped: they are exactly as torch writes them.
     for node in every_node(graph.root, folded=False):
-        if any(map(_is_unhashable, _keys(node))):
+        if type(node) in _HASHING and any(map(_is_unhashable, _keys(node))):
             place = node.position if type(node) is Call else graph.start
             message = "an unhashable dict key or set element, such as a list: torch.load fails on it"
             yield found("bad-call", message, where="data.pkl", offset=place)
@@ -128,6 +128,8 @@ _DEVICE = re.compile(rf"(?:{'|'.join(_DEVICES)})(?::(?:0|[1-9]\d{{0,2}}))?")
 def _is_device(node: Node) -> bool:
     return type(node) is Call and type(node.func) is Global and node.func.full == "torch.device"
 
+
+_HASHING = frozenset((Dict, Call, Set))
 
 _UNHASHABLE = ("collections.OrderedDict", "collections.Counter", "builtins.set", "builtins.bytearray")
 

@@ -45,6 +45,7 @@ from ckptfix.formats.torch.legacy_layout import (
     storages_of,
 )
 from ckptfix.formats.torch.legacy_layout import NAME as NAME
+from ckptfix.formats.torch.object import object_of
 from ckptfix.io.blocks import LARGE, shift_for
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Graph, splice
@@ -79,7 +80,7 @@ def read(path: str) -> Checkpoint:
         path,
         format=NAME,
         size=size,
-        graph=graph,
+        found=object_of(graph, path),
         container=layout,
         storages=torch_common.Storages(LegacyStorages(layout)),
         traits={"storages": len(storages), "written on": f"{'little' if known.get('little_endian') else 'big'}-endian"},

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import field
 from typing import Any, NamedTuple, TypeGuard
 
 from ckptfix.checkpoint import NameList, SiteKind, StateDict, Storage, TensorEntry
 from ckptfix.checkpoint.address import join, keys_of, numbered
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import BadPickle
+from ckptfix.errors import BadPickle, about
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import calls
@@ -23,12 +25,12 @@ from ckptfix.formats.torch.call_classes import encoded_bytes, is_tensor_class
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.names import kinds
-from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.pickles.folded import Alone, Phrases
 from ckptfix.pickles.graph import (
     Node,
     attributes,
-    children,
+    children_with,
     is_attributes_of,
     is_known_mapping,
     is_only_metadata,
@@ -213,6 +215,45 @@ def _new_entry(
     return TensorEntry(key, at, held, first.dtype, made.shape, made.stride, made.offset, made.requires_grad)
 
 
+def object_of_pickle(pickle: bytes, path: str, where: str) -> TorchObject:
+    """Return the object of a pickle; inside `reads_equal_once`, the last one if it is that of the same bytes.
+
+    Raises:
+        BadPickle: no unpickler accepts it.
+    """
+    last = _last.get()
+    if last and last[0].graph.data == pickle:
+        return last[0]
+    if last is not None:
+        last.clear()  # before another one takes memory
+    made = object_of(parse(pickle, path=path, where=where), path)
+    if last is not None:
+        last.append(made)
+    return made
+
+
+def object_of(graph: Graph, path: str) -> TorchObject:
+    """Return the object of a graph of the file `path`. Raises like `walk`."""
+    with about(path, always=True):
+        return walk(graph)
+
+
+_last: ContextVar[list[TorchObject] | None] = ContextVar("the last object", default=None)
+
+
+@contextmanager
+def reads_equal_once() -> Iterator[None]:
+    """Read equal pickles only once inside; decorate a function that reads a file in several ways, or its copy."""
+    if _last.get() is not None:
+        yield
+        return
+    token = _last.set([])
+    try:
+        yield
+    finally:
+        _last.reset(token)
+
+
 MAX_ADDRESS = 1024
 """Most characters in an address: every name below repeats it, and no program writes longer ones."""
 
@@ -228,7 +269,6 @@ def walk(graph: Graph) -> TorchObject:
     stack: list[tuple[str, str, Node, _Of]] = [("", "", graph.root, _Of())]
     while stack:
         at, key, node, of = stack.pop()
-        address = join(at, key) if node is not graph.root or key else ""
         if is_tensor(node) or _is_storage(node):
             if type(node) is Call and (node.items or node.elements):
                 # An unpickler would write into the tensor, or beyond it (CVE-2026-24747).
@@ -236,10 +276,11 @@ def walk(graph: Graph) -> TorchObject:
             found.tensors.add([(at, key, node)])
             if (attributes_of := tensor_state(node)) is not None and id(node) not in visited:
                 visited.add(id(node))
-                address = found.hold(address, node)
+                address = found.hold(join(at, key) if node is not graph.root or key else "", node)
                 inner = of._replace(payload=True)
                 stack += [(address, name, value, inner) for name, value in reversed(attributes_of)]
             continue
+        address = join(at, key) if node is not graph.root or key else ""
         if (literal := encoded_bytes(node)) is not None:
             found.values.append((address, literal))
             continue
@@ -267,7 +308,7 @@ def walk(graph: Graph) -> TorchObject:
             _note_mapping(found, address, node, mapping, of)
         if of.attributes:
             of = of._replace(attributes=False)
-        named = apart([row for row in children(node) if row[0] != "_metadata" or not is_versions(row[1])])
+        named = apart([row for row in children_with(node, mapping) if row[0] != "_metadata" or not is_versions(row[1])])
         if not named and type(node) is not Call:
             found.values.append((address, node))
         first = next((index for index, (_, child) in enumerate(named) if not _is_alone(child)), len(named))
@@ -432,8 +473,7 @@ def _key_uses(node: Node) -> list[Text]:
 
 
 def _metadata_of(node: Node) -> Node:
-    state = getattr(node, "state", None)
-    for key, value in pairs(state) or ():
+    for key, value in pairs(node.state) or () if type(node) is Call else ():
         if key == "_metadata" and pairs(value):
             return value
     return None

@@ -40,6 +40,7 @@ from ckptfix.formats.base import OF_OBJECTS, TORCH_SUFFIXES, Format, plain_weigh
 from ckptfix.formats.in_place import data_moves, unchanged
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.edit import patches
+from ckptfix.formats.torch.object import object_of_pickle
 from ckptfix.formats.torch.zip_layout import (
     MAX_PICKLE,
     ZipCheckpoint,
@@ -99,13 +100,12 @@ def read(path: str) -> Checkpoint:
         findings.append(
             found("trailing-bytes", f"{directory.trailing} bytes follow the archive", offset=size)
         )
-    graph = parse(pickle, path=path, where=archive.pickle.name)
     places = ZipStorages(path, archive)
     return torch_common.build(
         path,
         format=NAME,
         size=size,
-        graph=graph,
+        found=object_of_pickle(pickle, path, archive.pickle.name),
         container=archive,
         # torch reads the record of a storage before it checks the device.
         storages=torch_common.Storages(places, meta_has_bytes=True, sizes=places.sizes),

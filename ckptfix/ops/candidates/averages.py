@@ -38,7 +38,8 @@ def is_average(at: str, names: Sequence[str]) -> bool:
 
 def has_own_level(checkpoint: Checkpoint, site: NameList, names: Sequence[str]) -> bool:
     """Return whether the first ``module.`` of `names`, the current names of `site`, is from a wrapper that averages."""
-    if wrappers.is_average(counting(checkpoint, site, names, wrappers.AVERAGED)):
+    counted = not wrappers.COUNTERS.keys().isdisjoint(names)
+    if counted and wrappers.is_average(counting(checkpoint, site, names, wrappers.AVERAGED)):
         return True
     if not is_under_key(site.at) or any(name in wrappers.COUNTERS for name in site.names):
         return False

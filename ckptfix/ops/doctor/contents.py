@@ -117,8 +117,11 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
         if left := averages.scalars_left(checkpoint, site, site.names, *wrappers.LEADING):
             message += f"; {some(left)} {'lacks' if len(left) == 1 else 'lack'} it"
         simple = list(sure) == ["module"] and not any(name.startswith("module.module.") for name in names)
-        fix = step("strip-module") if simple else None
+        fix = _STRIP if simple else None
         yield found("wrapped-names", message, where=site.at, fix=_OF_AVERAGES if whole else fix)
+
+
+_STRIP = step("strip-module")
 
 
 _OF_AVERAGES = step("extract", ema=True)
@@ -159,8 +162,7 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
             message = f"the weights are at {state.at!r}, in a training checkpoint"
             if lightning and (base := _base_of(checkpoint, state.at)):
                 message += base
-            fix = step("extract", at=WHERE)
-            yield found("training-checkpoint", message, where=state.at, fix=fix)
+            yield found("training-checkpoint", message, where=state.at, fix=_EXTRACT)
     yield from choose.remarks(checkpoint)
     optimizer = choose.optimizer_tensors(checkpoint)
     if optimizer:
@@ -170,6 +172,9 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
         if _LIGHTNING_VERSION not in addresses and addresses & set(_LIGHTNING):
             yield found("no-lightning-version")
+
+
+_EXTRACT = step("extract", at=WHERE)
 
 
 def _averages(checkpoint: Checkpoint) -> Iterator[Finding]:

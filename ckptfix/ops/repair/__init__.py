@@ -19,6 +19,7 @@ from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name
 from ckptfix.formats.base import Format
 from ckptfix.formats.repairs import LostTensor, Repair
 from ckptfix.formats.target import of_suffix
+from ckptfix.formats.torch.object import reads_equal_once
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names.groups import collapse, shown
@@ -98,6 +99,7 @@ _OR_REPAIR = re.compile(r"[;,] or (?:run )?`?ckptfix repair.*", re.DOTALL)
 @takes_model
 @gc_paused
 @shares_open_files()
+@reads_equal_once()
 @_names_other_ways()
 @takes_any_source(takes=_takes, first=True, unpacks=True)
 def repair(

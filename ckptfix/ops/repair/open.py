@@ -18,8 +18,8 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.signs import Beginning
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
-from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
-from ckptfix.formats.torch.object import TorchObject
+from ckptfix.formats.torch.common import pickled_object
+from ckptfix.formats.torch.object import reads_equal_once
 from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, mark, open_source
 from ckptfix.ops import rank_shards
@@ -78,6 +78,7 @@ def repair(
     return known[version]
 
 
+@reads_equal_once()
 def planned(
     path: str,
     folder: Folder,
@@ -106,14 +107,14 @@ def planned(
         refuse_part(path)
         if not _is_program(path):
             path, notes = unwrap(path, folder)
-    piece, read = _piece(path) if many is None else ((), None)
+    piece = _piece(path) if many is None else ()
     try:
         if many is not None:
             done = repair_folder(
                 path, many, lambda file: planned(file, folder, fill=fill, donor=donor), fill=fill, donor=donor
             )
         else:
-            done = _repair(path, fill, donor, like, read)
+            done = _repair(path, fill, donor, like)
     except (DamagedFile, UnknownFormat) as error:
         error.path = name
         raise
@@ -133,20 +134,14 @@ def _is_program(path: str) -> bool:
         return any(format.program and format.score(path, head, reader.size) for format in able)
 
 
-def _piece(path: str) -> tuple[tuple[Finding, ...], TorchObject | None]:
-    """Return a note if `path` is one rank's file, and the object of its pickle, if it can be read so far.
-
-    Repaired, the file of a rank is still one of several.
-    """
+def _piece(path: str) -> tuple[Finding, ...]:
+    """Return a note if `path` is one rank's file: repaired, it is still one of several."""
     if found_as(path) == "folder":
-        return (), None
+        return ()
     try:
-        checkpoint = open_checkpoint(path)
-        notes = tuple(rank_shards.remarks(checkpoint))
+        return tuple(rank_shards.remarks(open_checkpoint(path)))
     except CkptfixError:
-        return (), None
-    parts = maybe_pickled_object(checkpoint)
-    return notes, None if parts is None else parts.found
+        return ()
 
 
 def _without_tensors(path: str, done: Repair) -> Refused:
@@ -158,9 +153,7 @@ def _without_tensors(path: str, done: Repair) -> Refused:
     return Refused(f"{title} without tensors: there is nothing to repair{does}", path=path, hint=hint)
 
 
-def _repair(
-    path: str, fill: Fill | None, donor: Checkpoint | None, like: ExpectedModel | None, read: TorchObject | None
-) -> Repair:
+def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: ExpectedModel | None) -> Repair:
     if found_as(path) == "folder":
         return _of_wreck(read_folder(path), fill, donor, like)
     with open_source(path) as reader:
@@ -184,7 +177,7 @@ def _repair(
             return repair_safetensors(path, fill=fill, donor=donor)
         raise base.unknown(path, head, size)
     refuse_part(path, behind=WINDOW)
-    return _of_wreck(read_zip(path, read), fill, donor, like)
+    return _of_wreck(read_zip(path), fill, donor, like)
 
 
 def _read_whole(path: str) -> Wreck:

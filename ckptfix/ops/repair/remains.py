@@ -21,7 +21,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.damaged import read as torn
 from ckptfix.formats.torch.damaged.object import IntactStorage as IntactStorage
-from ckptfix.formats.torch.object import TorchObject
+from ckptfix.formats.torch.object import TorchObject, object_of_pickle
 from ckptfix.formats.torch.zip_layout import MAX_PICKLE
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
@@ -71,12 +71,8 @@ class Wreck:
 
 
 
-def read_zip(path: str, read: TorchObject | None = None) -> Wreck:
-    """Read the remains of a zip, or of any bytes with zip records among them.
-
-    Args:
-        read: the object of its pickle, if that was read already.
-    """
+def read_zip(path: str) -> Wreck:
+    """Read the remains of a zip, or of any bytes with zip records among them."""
     wreck = Wreck(path)
     with open_source(path) as reader:
         archive = RebuiltArchive(reader)
@@ -85,7 +81,7 @@ def read_zip(path: str, read: TorchObject | None = None) -> Wreck:
         prefix = pickles[0] if pickles else _likely_prefix(rebuilt)
         record = next((row for row in rebuilt.records if _plain(row.name) == f"{prefix}data.pkl"), None)
         if record is not None:
-            _parse(wreck, record.data, record.size, record.name, read)
+            _parse(wreck, record.data, record.size, record.name)
         else:
             lost = next((row for row in rebuilt.damaged if _plain(row.name) == f"{prefix}data.pkl"), None)
             wreck.pickle_fault = lost.reason if lost else "it is missing from the file"
@@ -129,13 +125,13 @@ def _likely_prefix(rebuilt: Rebuilt) -> str:
     return votes.most_common(1)[0][0] if votes else ""
 
 
-def _parse(wreck: Wreck, data: Data, size: int, where: str, read: TorchObject | None = None) -> None:
-    """Read the object, unless `read` is that of the same pickle; one that no unpickler accepts counts as lost."""
+def _parse(wreck: Wreck, data: Data, size: int, where: str) -> None:
+    """Read the object; one that no unpickler accepts counts as lost."""
     stored = sum(source.length for source in data.sources) if not isinstance(data, ByteRange) else data.length
     if size > MAX_PICKLE or size > max(MAX_RATIO * stored, 1 << 20):
         raise Unsupported(f"a pickle of {size} bytes is too large", path=wreck.path, where=where)
     try:
-        wreck.found = torn.read_object(b"".join(read_chunks(data)), wreck.path, where, read)
+        wreck.found = object_of_pickle(b"".join(read_chunks(data)), wreck.path, where)
     except BadPickle as error:
         wreck.pickle_fault = error.message
 

@@ -58,7 +58,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         losses.append(LostTensor(name, shape, dtype, reason, what, taken))
     for key, data in filled.data.items():
         wreck.parts[key] = IntactStorage(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
-    gone = sight.filled(frozenset(filled.data)).gone()
+    gone = (sight.filled(frozenset(filled.data)) if filled.data else sight).gone()
     if gone:
         left = sight.still_written(gone)
         inside = [row for row in whole if not left.issuperset((row.identity, row.holder))]

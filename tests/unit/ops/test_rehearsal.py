@@ -94,9 +94,9 @@ def test_only_a_file_with_no_sound_tensor_is_read_for_its_checksums(
     planned: list[str] = []
     read = remains.read_zip
 
-    def noted(path: str, *known: Any) -> Any:
+    def noted(path: str) -> remains.Wreck:
         planned.append(path)
-        return read(path, *known)
+        return read(path)
 
     monkeypatch.setattr(open_repair, "read_zip", noted)
     torch.save({"w": torch.full((1 << 12,), 7.5)} | ({"b": torch.ones(3)} if whole else {}), tmp_path / "in.pth")
@@ -110,9 +110,9 @@ def test_a_cut_file_is_read_for_its_repair_once(tmp_path: Path, monkeypatch: pyt
     written(tmp_path / "in.pth", (tmp_path / "in.pth").read_bytes()[:-300])
     wrecks: list[str] = []
 
-    def counted(path: str, *known: Any) -> remains.Wreck:
+    def counted(path: str) -> remains.Wreck:
         wrecks.append(path)
-        return read(path, *known)
+        return read(path)
 
     read = remains.read_zip
     monkeypatch.setattr(open_repair, "read_zip", counted)

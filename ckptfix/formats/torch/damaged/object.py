@@ -139,6 +139,7 @@ class DamagedObject(StorageTable):
         gone: set[int] = set()
         if not self._lost and not self._unusable:
             return gone
+        self._budget = MAX_BELOW
         for node in every_node(self._found.graph.root):
             if type(node) is PersId or (type(node) is Call and is_tensor(node)):
                 _, lost = self._look(node)

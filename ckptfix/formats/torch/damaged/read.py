@@ -11,18 +11,6 @@ from ckptfix.formats.torch.common import fields
 from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.source import Source
-from ckptfix.pickles import parse
-
-
-def read_object(data: bytes, path: str, where: str, known: TorchObject | None = None) -> TorchObject:
-    """Return the object of a pickle; this is `known` if that was read from the same bytes.
-
-    Raises:
-        BadPickle: no unpickler accepts it.
-    """
-    if known is not None and known.graph.data == data:
-        return known
-    return walk(parse(data, path=path, where=where))
 
 
 def storage_sizes(found: TorchObject) -> dict[str, int]:

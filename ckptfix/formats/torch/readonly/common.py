@@ -16,6 +16,7 @@ from ckptfix.errors import Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import weights_only
+from ckptfix.formats.torch.object import object_of
 from ckptfix.pickles import Global, Graph, PersId
 from ckptfix.pickles.copies import grafted
 from ckptfix.pickles.graph import Node, new_text
@@ -92,7 +93,7 @@ def checkpoint(
         path,
         format=format,
         size=size,
-        graph=graph,
+        found=object_of(graph, path),
         container=found,
         storages=torch_common.Storages(found),
         traits=traits,

@@ -14,7 +14,7 @@ from zero_files import Run, example, stand_ins
 import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.formats import detect, open_checkpoint
-from ckptfix.formats.torch import common as torch_common
+from ckptfix.formats.torch import object as torch_object
 from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.ops.doctor import doctor
 from ckptfix.pickles import Graph
@@ -231,7 +231,7 @@ def test_a_rank_of_many_groups_is_refused_and_no_file_is_walked_through(
         walked.append(graph)
         return walk(graph)
 
-    monkeypatch.setattr(torch_common, "walk", counted)
+    monkeypatch.setattr(torch_object, "walk", counted)
     run = rows(4, 2)
     run.save(tmp_path / "in")
     open_checkpoint(tmp_path / "in")
