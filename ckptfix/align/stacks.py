@@ -47,6 +47,7 @@ def shared(a: ModelSide, b: ModelSide) -> SharedStacks:
             if content is not None:
                 by_content[which].setdefault(content, []).append(template)
     found: dict[Unit, tuple[int, ...]] = {}
+    scopes: dict[tuple[int, ...], tuple[int, ...]] = {}  # thousands of modules are in the same stacks
     blocks: list[tuple[str, str]] = []
     for number, content in enumerate(by_content[0]):
         ours, theirs = (_innermost(side, names.get(content, [])) for side, names in zip(sides, by_content, strict=True))
@@ -56,7 +57,8 @@ def shared(a: ModelSide, b: ModelSide) -> SharedStacks:
         for side, templates in zip(sides, (ours, theirs), strict=True):
             for unit in (unit for template in templates for row in side[template].values() for block in row.values()
                          for unit in (() if by_chance else block)):  # fmt: skip
-                found[unit] = (*found.get(unit, ()), number)
+                scope = (*found.get(unit, ()), number)
+                found[unit] = scopes.setdefault(scope, scope)
         pairs = [(0, 0)] if len(ours) == 1 else roles.told(*(_labels(templates) for templates in (ours, theirs)))
         for row, to in pairs:
             if not (_is_grid(sides[0], ours[row]) and _is_grid(sides[1], theirs[to])):
@@ -155,21 +157,23 @@ def _templates(side: ModelSide) -> dict[str, Stacks]:
 
 def _stacks_of(path: str) -> Iterator[tuple[str, str, int]]:
     """Yield for each number in a path the template and the text before it, and the number."""
-    module, dot, last = path.rpartition(".")
-    if dot:
-        yield from _stacks_around(module)
-    for match in _NUMBER.finditer(last):
-        front = f"{module}{dot}{last[: match.start()]}"
-        yield _NUMBER.sub("{}", front), front, int(match[0])
+    start = path.rfind(".") + 1
+    around, home = _stacks_around(path[:start])
+    yield from around
+    for match in _NUMBER.finditer(path, start):
+        at = match.start()
+        yield home + _NUMBER.sub("{}", path[start:at]), path[:at], int(match[0])
 
 
 @lru_cache(CACHED)
-def _stacks_around(module: str) -> tuple[tuple[str, str, int], ...]:
-    return tuple(
-        (_NUMBER.sub("{}", front), front, int(match[0]))
-        for match in _NUMBER.finditer(module)
-        for front in (module[: match.start()],)
+def _stacks_around(front: str) -> tuple[tuple[tuple[str, str, int], ...], str]:
+    """Return the same for the numbers in a path up to a dot, and the template of all of it."""
+    rows = tuple(
+        (_NUMBER.sub("{}", before), before, int(match[0]))
+        for match in _NUMBER.finditer(front)
+        for before in (front[: match.start()],)
     )
+    return rows, _NUMBER.sub("{}", front)
 
 
 def _content(stacks: Stacks) -> Hashable | None:
