@@ -207,7 +207,7 @@ def _blocks(path: str) -> tuple[Block, ...]:
     if start and not is_numbered(path[start:]):
         return found
     own = islice(_NUMBER.finditer(path, start), MOST - len(found))
-    return (*found, *((path[: match.start()], int(match[0])) for match in own))
+    return (*found, *[(path[: match.start()], int(match[0])) for match in own])
 
 
 @lru_cache(CACHED)

@@ -267,7 +267,8 @@ CACHED = 1 << 11
 @lru_cache(CACHED)
 def _around(front: str) -> PathParts:
     """Take the path of a module apart that holds others, with its last dot."""
-    texts, numbers = [], []
+    texts: list[str] = []
+    numbers: list[int] = []
     for component in front.split("."):
         text, own, _ = _of_component(component)
         texts.append(text)
