@@ -203,17 +203,17 @@ class _Homes:
 def _blocks(path: str) -> tuple[Block, ...]:
     """Return the stacks that contain a module, and the number of its block in each."""
     start = path.rfind(".") + 1
-    found = _blocks_around(path[:start])
-    if start and not is_numbered(path[start:]):
+    front, last = path[:start], path[start:]
+    found = _blocks_in(front)
+    if start and not is_numbered(last):
         return found
-    own = islice(_NUMBER.finditer(path, start), MOST - len(found))
-    return (*found, *[(path[: match.start()], int(match[0])) for match in own])
+    return (*found, *[(front + text, number) for text, number in _blocks_in(last)])[:MOST]
 
 
 @lru_cache(CACHED)
-def _blocks_around(front: str) -> tuple[Block, ...]:
-    found = islice(_NUMBER.finditer(front), MOST)
-    return tuple((sys.intern(front[: match.start()]), int(match[0])) for match in found)
+def _blocks_in(text: str) -> tuple[Block, ...]:
+    found = islice(_NUMBER.finditer(text), MOST)
+    return tuple((sys.intern(text[: match.start()]), int(match[0])) for match in found)
 
 
 def _nest(cells: Collection[Cell]) -> bool:

@@ -118,9 +118,9 @@ def _manifold(side: dict[str, Stacks]) -> dict[Hashable, dict[str, list[str]]]:
     for template, stacks in side.items():
         for front, blocks in stacks.items():
             for number, block in blocks.items():
-                name = f"{front}{number}"
                 if not _is_manifold(block):
                     continue
+                name = f"{front}{number}"
                 inner = Counter(holder for unit in block for holder in unit.fronts if len(holder) > len(name))
                 if max(inner.values(), default=0) < 2:
                     found.setdefault(_alike(block), {}).setdefault(template, []).append(name)
@@ -158,22 +158,18 @@ def _templates(side: ModelSide) -> dict[str, Stacks]:
 def _stacks_of(path: str) -> Iterator[tuple[str, str, int]]:
     """Yield for each number in a path the template and the text before it, and the number."""
     start = path.rfind(".") + 1
-    around, home = _stacks_around(path[:start])
+    front = path[:start]
+    around, template = _stacks_in(front)
     yield from around
-    for match in _NUMBER.finditer(path, start):
-        at = match.start()
-        yield home + _NUMBER.sub("{}", path[start:at]), path[:at], int(match[0])
+    for text, before, number in _stacks_in(path[start:])[0]:
+        yield template + text, front + before, number
 
 
 @lru_cache(CACHED)
-def _stacks_around(front: str) -> tuple[tuple[tuple[str, str, int], ...], str]:
-    """Return the same for the numbers in a path up to a dot, and the template of all of it."""
-    rows = tuple(
-        (_NUMBER.sub("{}", before), before, int(match[0]))
-        for match in _NUMBER.finditer(front)
-        for before in (front[: match.start()],)
-    )
-    return rows, _NUMBER.sub("{}", front)
+def _stacks_in(text: str) -> tuple[tuple[tuple[str, str, int], ...], str]:
+    """Return the same for a part of a path, and its own template."""
+    found = [(text[: match.start()], int(match[0])) for match in _NUMBER.finditer(text)]
+    return tuple((_NUMBER.sub("{}", before), before, number) for before, number in found), _NUMBER.sub("{}", text)
 
 
 def _content(stacks: Stacks) -> Hashable | None:
