@@ -25,6 +25,8 @@ MOST = 32
 
 def same_depth(a: Sequence[Unit], b: Sequence[Unit], key: Key) -> tuple[list[Unit], list[Unit]]:
     """Return `a` and `b` without the last blocks that only one of them has, if it is certain which blocks these are."""
+    if Counter(map(key, a)) == Counter(map(key, b)):
+        return list(a), list(b)
     ours, theirs = _cut(list(a), list(b), key)
     theirs, ours = _cut(theirs, ours, key)
     return ours, theirs

@@ -19,7 +19,7 @@ from ckptfix.align.nesting import Twins, crossing
 from ckptfix.align.pairs import Link
 from ckptfix.align.siblings import Companions, RepeatedBlocks, is_convolution, is_matrix, one_end, ranks
 from ckptfix.align.state import AlignState
-from ckptfix.align.units import ModelSide, Unit, fronts
+from ckptfix.align.units import ModelSide, Unit
 
 ROUNDS = 6
 """Times that what has become certain is used again. Each settles a level of the tree."""
@@ -220,7 +220,7 @@ def shifted(state: AlignState) -> Iterator[Link]:
                 grouped.setdefault(kind, []).append(link)
                 if course < 0:
                     apart.add(kind)
-        elif not fronts(link.one.path) and not fronts(link.other.path):
+        elif not link.one.fronts and not link.other.fronts:
             found = [roles.parts([unit.path])[0] for unit in (link.one, link.other)]
             if roles.score(*found) <= 0:
                 outside.setdefault(kind, []).append(link)

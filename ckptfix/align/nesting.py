@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property, lru_cache
 from itertools import islice
 
-from ckptfix.align.units import CACHED, Signature, Unit, holders, numbered_part, siblings, words
+from ckptfix.align.units import CACHED, Signature, Unit, holders, is_numbered, siblings, words
 from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -53,15 +53,17 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
 
     A pair is left out if shapes allow its blocks no other counterpart. This needs `sides`, which has all units.
     """
-    shared: dict[tuple[Stack, Stack], _Rows] = {}
-    known: dict[str, tuple[Block, ...]] = {}  # modules of a block may be far from each other among the pairs
+    left = tuple(_unpaired(units, {pair[which] for pair in pairs}) for which, units in enumerate(sides or ((), ())))
+    several = [_several((pair[which] for pair in pairs), left[which]) for which in (0, 1)]
+    known: dict[tuple[Block, ...], tuple[Block, ...]] = {}  # modules of a block are in the same ones
 
-    def of(path: str) -> tuple[Block, ...]:
-        part = numbered_part(path)
-        return known.get(part) or known.setdefault(part, _blocks_on(part))
+    def of(unit: Unit, which: int) -> tuple[Block, ...]:
+        found = tuple([block for block in _blocks(unit.path) if block[0] in several[which]])
+        return known.setdefault(found, found)
 
-    inside = [(of(one.path), of(other.path)) for one, other in pairs]
+    inside = [(of(one, 0), of(other, 1)) for one, other in pairs]
     known.clear()
+    shared: dict[tuple[Stack, Stack], _Rows] = {}
     for index, (blocks, theirs) in enumerate(inside):
         for ours, number in blocks:
             for stack, twin in theirs:
@@ -91,7 +93,14 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
         }
         found.update(index for number, twin, index in rows if (number, twin) not in forced)
     shared.clear()  # it may be the largest object of all
-    return found | _overlapping(pairs, inside, nested, sides or ((), ()))
+    return found | _overlapping(pairs, inside, nested, left, sides or ((), ()))
+
+
+def _several(paired: Iterable[Unit], unpaired: Mapping[Block, Sequence[Unit]]) -> set[Stack]:
+    """Return the stacks with a block of several modules: blocks of one module are within any other."""
+    counts = Counter(block for unit in paired for block in _blocks(unit.path))
+    counts.update({block: len(units) for block, units in unpaired.items()})
+    return {stack for (stack, _), count in counts.items() if count > 1}
 
 
 class _Rows:
@@ -122,6 +131,7 @@ def _overlapping(
     pairs: Sequence[tuple[Unit, Unit]],
     inside: Sequence[tuple[Sequence[Block], Sequence[Block]]],
     blocks: Iterable[tuple[Block, Block]],
+    left: Sequence[Mapping[Block, Sequence[Unit]]],
     sides: tuple[Side, Side],
 ) -> set[int]:
     """Return the indices of the pairs of two blocks that share one although each has a module outside the other.
@@ -138,7 +148,6 @@ def _overlapping(
                     side[block] = array("q")
                 side[block].append(index)
     sizes = [Counter(stack for stack, _ in side) for side in members]
-    left = [_unpaired(units, {pair[which] for pair in pairs}) for which, units in enumerate(sides)]
     alike = [Counter(unit.signature for unit in units) for units in sides]
     found: set[int] = set()
     for block, twin in blocks:
@@ -193,12 +202,18 @@ class _Homes:
 
 def _blocks(path: str) -> tuple[Block, ...]:
     """Return the stacks that contain a module, and the number of its block in each."""
-    return _blocks_on(numbered_part(path))
+    start = path.rfind(".") + 1
+    front, last = path[:start], path[start:]
+    found = _blocks_in(front)
+    if start and not is_numbered(last):
+        return found
+    return (*found, *[(front + text, number) for text, number in _blocks_in(last)])[:MOST]
 
 
 @lru_cache(CACHED)
-def _blocks_on(path: str) -> tuple[Block, ...]:
-    return tuple((sys.intern(path[: match.start()]), int(match[0])) for match in islice(_NUMBER.finditer(path), MOST))
+def _blocks_in(text: str) -> tuple[Block, ...]:
+    found = islice(_NUMBER.finditer(text), MOST)
+    return tuple((sys.intern(text[: match.start()]), int(match[0])) for match in found)
 
 
 def _nest(cells: Collection[Cell]) -> bool:

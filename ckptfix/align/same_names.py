@@ -15,6 +15,8 @@ SAME_NAMES = 0.5
 
 def same_values(a: ModelSide, b: ModelSide, proven: Mapping[str, str]) -> list[Link]:
     """Link modules if a tensor of one has the bytes of a tensor of the other; `proven` has the tensors' names."""
+    if not proven:
+        return []
     homes = {slot.name: unit for unit in b.units for slot in unit.slots.values()}
     found: dict[Unit, set[Unit]] = {}
     for unit in a.units:
@@ -44,16 +46,21 @@ def same_names(a: ModelSide, b: ModelSide) -> list[Link]:
     If numbers seem to be shifted (one side counts from 0 and the other from 1), equal ones mean nothing.
     """
     bare_a, bare_b = _bare(a.units), _bare(b.units)
+    enough = SAME_NAMES * min(len(a.units), len(b.units))
+    same = {
+        path: unit
+        for path, unit in bare_a.items()
+        if path in bare_b and unit.signature == bare_b[path].signature and unit.slots
+    }
+    if len(same) < enough:
+        return []
     moved = _moved(bare_a, bare_b)
     found = [
         Link(unit, bare_b[path], 1.0, "same name")
-        for path, unit in bare_a.items()
-        if path in bare_b
-        and unit.signature == bare_b[path].signature
-        and unit.slots
-        and _stack(template(path)[0]) not in moved
+        for path, unit in same.items()
+        if _stack(template(path)[0]) not in moved
     ]
-    return found if len(found) >= SAME_NAMES * min(len(a.units), len(b.units)) else []
+    return found if len(found) >= enough else []
 
 
 def _moved(a: dict[str, Unit], b: dict[str, Unit]) -> set[str]:

@@ -47,6 +47,7 @@ def shared(a: ModelSide, b: ModelSide) -> SharedStacks:
             if content is not None:
                 by_content[which].setdefault(content, []).append(template)
     found: dict[Unit, tuple[int, ...]] = {}
+    scopes: dict[tuple[int, ...], tuple[int, ...]] = {}  # thousands of modules are in the same stacks
     blocks: list[tuple[str, str]] = []
     for number, content in enumerate(by_content[0]):
         ours, theirs = (_innermost(side, names.get(content, [])) for side, names in zip(sides, by_content, strict=True))
@@ -56,7 +57,8 @@ def shared(a: ModelSide, b: ModelSide) -> SharedStacks:
         for side, templates in zip(sides, (ours, theirs), strict=True):
             for unit in (unit for template in templates for row in side[template].values() for block in row.values()
                          for unit in (() if by_chance else block)):  # fmt: skip
-                found[unit] = (*found.get(unit, ()), number)
+                scope = (*found.get(unit, ()), number)
+                found[unit] = scopes.setdefault(scope, scope)
         pairs = [(0, 0)] if len(ours) == 1 else roles.told(*(_labels(templates) for templates in (ours, theirs)))
         for row, to in pairs:
             if not (_is_grid(sides[0], ours[row]) and _is_grid(sides[1], theirs[to])):
@@ -116,9 +118,9 @@ def _manifold(side: dict[str, Stacks]) -> dict[Hashable, dict[str, list[str]]]:
     for template, stacks in side.items():
         for front, blocks in stacks.items():
             for number, block in blocks.items():
-                name = f"{front}{number}"
                 if not _is_manifold(block):
                     continue
+                name = f"{front}{number}"
                 inner = Counter(holder for unit in block for holder in unit.fronts if len(holder) > len(name))
                 if max(inner.values(), default=0) < 2:
                     found.setdefault(_alike(block), {}).setdefault(template, []).append(name)
@@ -155,21 +157,19 @@ def _templates(side: ModelSide) -> dict[str, Stacks]:
 
 def _stacks_of(path: str) -> Iterator[tuple[str, str, int]]:
     """Yield for each number in a path the template and the text before it, and the number."""
-    module, dot, last = path.rpartition(".")
-    if dot:
-        yield from _stacks_around(module)
-    for match in _NUMBER.finditer(last):
-        front = f"{module}{dot}{last[: match.start()]}"
-        yield _NUMBER.sub("{}", front), front, int(match[0])
+    start = path.rfind(".") + 1
+    front = path[:start]
+    around, template = _stacks_in(front)
+    yield from around
+    for text, before, number in _stacks_in(path[start:])[0]:
+        yield template + text, front + before, number
 
 
 @lru_cache(CACHED)
-def _stacks_around(module: str) -> tuple[tuple[str, str, int], ...]:
-    return tuple(
-        (_NUMBER.sub("{}", front), front, int(match[0]))
-        for match in _NUMBER.finditer(module)
-        for front in (module[: match.start()],)
-    )
+def _stacks_in(text: str) -> tuple[tuple[tuple[str, str, int], ...], str]:
+    """Return the same for a part of a path, and its own template."""
+    found = [(text[: match.start()], int(match[0])) for match in _NUMBER.finditer(text)]
+    return tuple((_NUMBER.sub("{}", before), before, number) for before, number in found), _NUMBER.sub("{}", text)
 
 
 def _content(stacks: Stacks) -> Hashable | None:

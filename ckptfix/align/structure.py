@@ -29,7 +29,7 @@ from ckptfix.align.same_names import trusted
 from ckptfix.align.scores import ENOUGH, ordered_alike, ranks, same_block, undecided, unlike
 from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
-from ckptfix.align.units import ModelSide, Unit, counted, side, words
+from ckptfix.align.units import ModelSide, Signature, Unit, counted, side, words
 from ckptfix.dataclass import dataclass
 from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot
@@ -112,10 +112,11 @@ def without(key: Callable[[Unit], Hashable], held: frozenset[Hashable]) -> Calla
 
 
 def scoped(key: Callable[[Unit], Hashable], within: Mapping[Unit, Hashable]) -> Callable[[Unit], Hashable]:
-    """Return `key`, with the stacks that contain a module if both sides have them."""
+    """Return `key`, which depends on signatures only, with the stacks that contain a module if both sides have them."""
+    known: dict[Signature, Hashable] = {}
 
     def both(unit: Unit) -> Hashable:
-        own = key(unit)
+        own = known.get(unit.signature) or known.setdefault(unit.signature, key(unit))
         return (own, within.get(unit)) if own else ()
 
     return both

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptfix.dataclass import dataclass
 from ckptfix.names import no_weights, spellings
@@ -93,12 +93,13 @@ class ModelSide:
     def contents(self) -> dict[str, tuple[int, int]]:
         """Block or module -> count of the units in it that the other side must have too, and a sum of signatures."""
         found: dict[str, tuple[int, int]] = {}
+        alone: dict[int, tuple[int, int]] = {}  # most of them hold one module
         for unit in self.units:
             if unit.slots:
                 own = hash(unit.kind)
                 for front in unit.holders:
-                    count, sum_ = found.get(front, (0, 0))
-                    found[front] = count + 1, sum_ + own
+                    held = found.get(front)
+                    found[front] = (held[0] + 1, held[1] + own) if held else alone.setdefault(own, (1, own))
         return found
 
     @cached_property
@@ -165,7 +166,8 @@ def counted(one: str, other: str) -> bool:
 def side(slots: Sequence[Slot]) -> ModelSide:
     """Return `slots`, in the order of a state dict, as units."""
     canonical = spellings.canonical([slot.name for slot in slots])
-    shared: dict[object, Any] = {}  # thousands of modules have the same signature, template and blocks: keep each once
+    shared: dict[object, Any] = {}  # thousands of modules have the same signature and template: keep each once
+    homes: dict[str, PathParts] = {}
     units: dict[str, Unit] = {}
     aliases = []
     scattered = 0
@@ -181,7 +183,7 @@ def side(slots: Sequence[Slot]) -> ModelSide:
         if unit is None or leaf in unit.slots:
             path = path if unit is None else slot.name
             unit = units[path] = Unit(path, position, position)
-            text, unit.numbers = template(path)
+            text, unit.numbers, unit.fronts, unit.holders = taken_apart(path, homes)
             unit.template = shared.setdefault(text, text)
         scattered += position > unit.last + 1
         unit.last = position
@@ -190,15 +192,7 @@ def side(slots: Sequence[Slot]) -> ModelSide:
             unit.slots[leaf] = slot
         else:
             unit.optional = *unit.optional, (leaf, slot, family.id)
-
-    def once(paths: tuple[str, ...]) -> tuple[str, ...]:
-        found: tuple[str, ...] = shared.get(paths) or tuple(shared.setdefault(path, path) for path in paths)
-        kept: tuple[str, ...] = shared.setdefault(found, found)
-        return kept
-
     for unit in units.values():
-        part = numbered_part(unit.path)
-        unit.fronts, unit.holders = once(_fronts(part)), once(_holders(part))
         kinds = frozenset((leaf, slot.shape, number_kind(slot.dtype)) for leaf, slot in unit.slots.items())
         unit.signature = shared.setdefault(kinds, kinds)
         alone = next(iter(kinds))[1:] if len(kinds) == 1 else kinds
@@ -208,26 +202,61 @@ def side(slots: Sequence[Slot]) -> ModelSide:
 
 def _split(name: str) -> tuple[str, str]:
     """Return (path of the unit, leaf) of a canonical name."""
-    match = _PARAMETRIZED.fullmatch(name)
+    match = _PARAMETRIZED.fullmatch(name) if "parametrizations." in name else None
     if match is not None:
         return match[1] or "", match[2]
     path, _, leaf = name.rpartition(".")
+    if leaf in LEAVES:
+        return path, leaf
     match = _RECURRENT.fullmatch(leaf)
     if match is not None:
         layer = f"l{match[3]}" + (".reverse" if match[4] else "")
         return f"{path}.{layer}" if path else layer, f"{match[1]}_{match[2]}"
-    return (path, leaf) if leaf in LEAVES else (name, "")
+    return name, ""
+
+
+class PathParts(NamedTuple):
+    """A path taken apart; attributes as those of `Unit`."""
+
+    template: str
+    numbers: tuple[int, ...]
+    fronts: tuple[str, ...]
+    holders: tuple[str, ...]
+
+
+def taken_apart(path: str, homes: dict[str, PathParts] | None = None) -> PathParts:
+    """Take a path apart.
+
+    Args:
+        homes: paths up to their last dots -> their parts, which the parts of longer paths share.
+    """
+    start = path.rfind(".") + 1
+    front = path[:start]
+    home = None if homes is None else homes.get(front)
+    if home is None:
+        home = _around(front)
+        if homes is not None:
+            homes[front] = home
+    text, numbers, ends = _of_component(path[start:])
+    if not ends:
+        return PathParts(home.template + text, home.numbers, home.fronts, home.holders)
+    own = tuple([path[: start + end] for end in ends])
+    return PathParts(home.template + text, home.numbers + numbers, home.fronts + own, home.holders + own)
 
 
 def template(path: str) -> tuple[str, tuple[int, ...]]:
     """Return ``layer1.0.conv2`` as (``layer{}.{}.conv{}``, (1, 0, 2))."""
-    texts: list[str] = []
-    numbers: list[int] = []
-    for component in path.split("."):
-        text, own = _of_component(component)
-        texts.append(text)
-        numbers += own
-    return ".".join(texts), tuple(numbers)
+    return taken_apart(path)[:2]
+
+
+def fronts(path: str) -> tuple[str, ...]:
+    """Return the fronts of `path` that end in a number, as ``layer1`` and ``layer1.0`` of ``layer1.0.conv``."""
+    return taken_apart(path).fronts
+
+
+def holders(path: str) -> tuple[str, ...]:
+    """Return the blocks and modules that contain the module at `path`: its `fronts`, and the modules on the way."""
+    return taken_apart(path).holders
 
 
 CACHED = 1 << 11
@@ -236,42 +265,35 @@ CACHED = 1 << 11
 
 
 @lru_cache(CACHED)
-def _of_component(component: str) -> tuple[str, tuple[int, ...]]:
-    """Do the work of `template`: what is a number, depends on no other component."""
+def _around(front: str) -> PathParts:
+    """Take the path of a module apart that holds others, with its last dot."""
+    texts: list[str] = []
+    numbers: list[int] = []
+    for component in front.split("."):
+        text, own, _ = _of_component(component)
+        texts.append(text)
+        numbers += own
+    ends = [match.end() for match in _NUMBER.finditer(front)]
+    dots = [match.start() for match in re.finditer(r"\.", front)]
+    fronts, holders = (tuple(front[:end] for end in rows) for rows in (ends, sorted({*ends, *dots})))
+    return PathParts(".".join(texts), tuple(numbers), fronts, holders)
+
+
+@lru_cache(CACHED)
+def _of_component(component: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Return the text and the numbers of a component, and where these end: they depend on no other component."""
     pieces = _NUMBERED.split(component.replace("{}", "<>"))
-    return "{}".join(pieces[::2]), tuple(map(number, pieces[1::2]))
+    ends = tuple(match.end() for match in _NUMBER.finditer(component))
+    return "{}".join(pieces[::2]), tuple(map(number, pieces[1::2])), ends
 
 
 def number(text: str) -> int:
     return int(text) if text.isdecimal() else ord(text) - ord("a")
 
 
-def numbered_part(path: str) -> str:
-    """Return `path` up to the last component if that has no number; all modules of a block have this part in common."""
-    front, dot, last = path.rpartition(".")
-    return path if _NUMBER.search(last) or not dot else f"{front}."
-
-
-def fronts(path: str) -> tuple[str, ...]:
-    """Return the fronts of `path` that end in a number, as ``layer1`` and ``layer1.0`` of ``layer1.0.conv``."""
-    return _fronts(numbered_part(path))
-
-
-@lru_cache(CACHED)
-def _fronts(path: str) -> tuple[str, ...]:
-    return tuple(path[: match.end()] for match in _NUMBER.finditer(path))
-
-
-def holders(path: str) -> tuple[str, ...]:
-    """Return the blocks and modules that contain the module at `path`."""
-    return _holders(numbered_part(path))
-
-
-@lru_cache(CACHED)
-def _holders(path: str) -> tuple[str, ...]:
-    """Return the blocks and modules that contain a module: its `fronts`, and the modules on the way to it."""
-    ends = {match.end() for match in _NUMBER.finditer(path)} | {match.start() for match in re.finditer(r"\.", path)}
-    return tuple(path[:end] for end in sorted(ends))
+def is_numbered(component: str) -> bool:
+    """Return whether a component of a path has a number."""
+    return bool(_of_component(component)[1])
 
 
 def siblings(unit: Unit) -> tuple[str, ...]:

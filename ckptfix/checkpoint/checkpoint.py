@@ -66,6 +66,9 @@ class FormatState:
 
     __slots__ = ()
 
+    def forget_entries(self) -> None:
+        """Free what is kept for the entries; it is made again on the next use."""
+
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint:
@@ -128,6 +131,14 @@ class Checkpoint:
         from ckptfix.checkpoint.tree import EntryTree
 
         return EntryTree(self.entries, self.values(), self.metadata)  # type: ignore[arg-type]
+
+    def forget_entries(self) -> None:
+        """Free `entries`; they are built again on the next use. With findings they stay: building adds to these."""
+        if not self.findings:
+            for name in ("entries", "_by_mapping"):
+                self.__dict__.pop(name, None)
+            if self.inside is not None:
+                self.inside.forget_entries()
 
     def entries_at(self, at: str) -> tuple[TensorEntry, ...]:
         """Return the tensors of the state dict at an address, in file order."""

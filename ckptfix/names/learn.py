@@ -16,7 +16,7 @@ from ckptfix.dataclass import dataclass
 from ckptfix.names.rules import REST, NameRule, is_rule, renamed
 
 LETTERS = "nmkijpqrstuvw"
-_NUMBER = re.compile(r"(?<!\d)(?:0|[1-9]\d{0,8})(?!\d)")
+_NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,8})(?!\d)")
 _LETTER = re.compile(r"\{([a-z])(?:[+-]\d{1,9})?\}")
 
 Numbers = tuple[int, ...]
@@ -106,21 +106,18 @@ def _of_keys(wanted: Mapping[str, str]) -> list[NameRule]:
     """Return one or more rules for each group of names that differ only in numbers on both sides."""
     groups: dict[tuple[Pieces, Pieces], list[Row]] = {}
     for old, new in wanted.items():
-        row = _numbers(old), _numbers(new)
-        groups.setdefault((_pieces(old), _pieces(new)), []).append(row)
+        (before, numbers), (after, others) = _parted(old), _parted(new)
+        groups.setdefault((before, after), []).append((numbers, others))
     found: list[NameRule] = []
     for (before, after), rows in groups.items():
         found += _of_group(before, after, rows)
     return found
 
 
-def _numbers(name: str) -> Numbers:
-    return tuple(map(int, _NUMBER.findall(name)))
-
-
-def _pieces(name: str) -> Pieces:
-    """Return the text before, between and after the numbers."""
-    return tuple(_NUMBER.split(name))
+def _parted(name: str) -> tuple[Pieces, Numbers]:
+    """Return the text before, between and after the numbers, and these."""
+    found = _NUMBER.split(name)
+    return tuple(found[::2]), tuple(map(int, found[1::2]))
 
 
 def _of_group(old: Pieces, new: Pieces, rows: Sequence[Row]) -> list[NameRule]:

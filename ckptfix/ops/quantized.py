@@ -344,7 +344,7 @@ def refuse_apart(checkpoint: Checkpoint, at: str, steps: Sequence[tuple[tuple[st
     Raises:
         Refused: the weights would change.
     """
-    roles = quantization_of(checkpoint).roles
+    roles = quantization_of(checkpoint).roles if steps else {}
     if not roles:
         return
     entries = {entry.name: entry for entry in checkpoint.entries_at(at)}

@@ -41,6 +41,9 @@ class PickledObject(FormatState):
         """The parsed pickle of the object."""
         return self.found.graph
 
+    def forget_entries(self) -> None:
+        self.storages.forget()
+
     def storage_keys(self) -> set[str]:
         """Return the keys of the storages that the object refers to."""
         return self.graph.storages()
@@ -214,6 +217,11 @@ class StorageTable(ABC):
         key, kind, location, numel = fields(persid)
         return self._of(key, kind, location, expected_bytes(kind, numel))
 
+    def forget(self) -> None:
+        """Free the storages; they are made again for the next references to them."""
+        self._made.clear()
+        self._others.clear()
+
     def alike(self, key: str, like: Storage) -> Storage:
         """Return the storage `key`, for a reference with the same fields as one to `like`.
 
@@ -242,8 +250,8 @@ class Storages(StorageTable):
     """The storages of a file: `place` returns the location of a key's bytes and their CRC-32.
 
     A storage on the meta device has no data. With `meta_has_bytes` the file must hold its bytes all the same. `sizes`
-    returns the number of bytes of each key, if that is known without the location. `graph` is the pickle of the
-    references; it is only needed for a pickle from which `build` makes no checkpoint.
+    returns the number of bytes of each key, if that is known without the location. `forget` frees what `place` keeps.
+    `graph` is the pickle of the references; it is only needed for a pickle from which `build` makes no checkpoint.
     """
 
     def __init__(
@@ -252,6 +260,7 @@ class Storages(StorageTable):
         *,
         meta_has_bytes: bool = False,
         sizes: Callable[[Sequence[str]], list[int]] | None = None,
+        forget: Callable[[], None] | None = None,
         graph: Graph | None = None,
     ) -> None:
         super().__init__()
@@ -260,6 +269,12 @@ class Storages(StorageTable):
         self.place = place
         self.meta_has_bytes = meta_has_bytes
         self.sizes = sizes or (lambda keys: [place(key)[1] for key in keys])
+        self._forget_places = forget
+
+    def forget(self) -> None:
+        super().forget()
+        if self._forget_places is not None:
+            self._forget_places()
 
     def make(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
         absent = location == "meta" and not self.meta_has_bytes

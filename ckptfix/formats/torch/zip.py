@@ -108,7 +108,9 @@ def read(path: str) -> Checkpoint:
         found=object_of_pickle(pickle, path, archive.pickle.name),
         container=archive,
         # torch reads the record of a storage before it checks the device.
-        storages=torch_common.Storages(places, meta_has_bytes=True, sizes=places.sizes),
+        storages=torch_common.Storages(
+            places, meta_has_bytes=True, sizes=places.sizes, forget=places.forget
+        ),
         traits=traits,
         byteorder="big" if byteorder == "big" else "little",
         findings=findings,

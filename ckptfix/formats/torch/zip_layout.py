@@ -103,6 +103,10 @@ class ZipStorages:
             raise BadDirectory(self._wrong[key], path=self._path, where=record.name, offset=record.header)
         return self._data[index], records.sizes[index], records.sums[index] or None
 
+    def forget(self) -> None:
+        """Free the locations; they are read again on the next use."""
+        self._made = self._data = None
+
     def sizes(self, keys: Sequence[str]) -> list[int]:
         """Return the length in bytes of each storage as the directory states it; -1 for a key that the file lacks."""
         stated, wrong = self._directory.records.sizes, self._wrong

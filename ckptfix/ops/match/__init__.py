@@ -229,10 +229,12 @@ def find(
     with about(checkpoint.path):
 
         def fit(mine: targets.ExpectedModel, count: Heads | None = None) -> tuple[Matching, Operations]:
-            nonlocal target
+            nonlocal one, target
             proven = same_values(mine, target) if by == "structure" else {}
             configs = _config(mine), _config(target)
-            target = target.without_values()  # its tensors would need memory while names are matched
+            # Names are matched next, and tensors would need memory until that is done.
+            target, one, mine = target.without_values(), one.without_entries(), mine.without_entries()
+            checkpoint.forget_entries()
             count = count or Heads(heads, kv_heads)
             return aligned(mine, target, proven, by=by, reshape=reshape, heads=count, blocks=blocks, configs=configs)
 

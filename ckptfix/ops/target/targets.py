@@ -58,6 +58,10 @@ class ExpectedModel:
         """Return it without the source of the values, which has much more memory than the names."""
         return replace(self, checkpoint=None, entries=())
 
+    def without_entries(self) -> ExpectedModel:
+        """Return it without its tensors; the checkpoint still has them."""
+        return replace(self, entries=())
+
 
 def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import: bool = False) -> ExpectedModel:
     """Read the side that `target` describes: a checkpoint, a file of keys, or ``module:factory``.

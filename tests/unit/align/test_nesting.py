@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -19,6 +20,17 @@ def units(names: Iterable[str]) -> tuple[Unit, ...]:
 def doubted(pairs: dict[str, str]) -> set[str]:
     rows = list(zip(units(pairs), units(pairs.values()), strict=True))
     return {rows[index][0].path for index in crossed(rows)}
+
+
+def test_numbered_modules_with_nothing_below_need_little_memory() -> None:
+    names = [f"blocks.{at}.part{part}" for at in range(200) for part in range(10)]
+    rows = list(zip(units(names), units(f"h.{name}" for name in names), strict=True))
+    tracemalloc.start()
+    try:
+        assert not crossed(rows, ([one for one, _ in rows], [other for _, other in rows]))
+        assert tracemalloc.get_traced_memory()[1] < 600 * len(rows)
+    finally:
+        tracemalloc.stop()
 
 
 def test_two_roles_that_send_a_block_to_two_blocks() -> None:

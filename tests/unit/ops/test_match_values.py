@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 import ckptfix
+from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import Refused
+from ckptfix.findings.table import found as found_in_table
+from ckptfix.formats import open_checkpoint
 from ckptfix.ops.diff import content
 from ckptfix.ops.match import MatchResult, find
 
@@ -145,3 +148,27 @@ def test_the_tensors_of_the_target_are_not_held_once_values_are_compared(tmp_pat
     assert {pair.why for pair in found.matching.pairs} == {"same values"}
     assert found.target.checkpoint is None and not found.target.entries
     assert [Path(file.path).name for file in found.target.files] == [f"target.{suffix}"]
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_the_tensors_of_the_source_are_not_held_while_names_are_matched(tmp_path: Path, suffix: str) -> None:
+    matched(tmp_path, weights(), renamed(weights()), suffix)
+    found = find(tmp_path / f"source.{suffix}", tmp_path / f"target.{suffix}")
+    assert found.matching.complete and not found.source.entries
+    assert "entries" not in vars(found.checkpoint)
+    again = open_checkpoint(tmp_path / f"source.{suffix}").entries
+    assert found.checkpoint.entries == again and len(again) == len(weights())
+
+
+def test_entries_with_findings_are_not_built_twice() -> None:
+    rows = []
+    noted = found_in_table("bad-tensor", "too short", where="fc.weight")
+
+    def load() -> tuple[TensorEntry, ...]:
+        rows.append(noted)
+        return ()
+
+    checkpoint = Checkpoint("m.pth", "zip", 0, {}, load, lambda: iter(()), findings=rows)
+    assert checkpoint.entries == () and len(rows) == 1
+    checkpoint.forget_entries()
+    assert checkpoint.entries == () and len(rows) == 1
