@@ -255,6 +255,8 @@ def find(
         )
         if verdict is not None and not verdict.equal:
             refusals.insert(0, verifier.refusal(verdict))
+        elif verdict is not None and verdict.unproved and refusals:
+            refusals.insert(0, verifier.unproved(verdict))
         planned = None
         try:
             refuse_codes(checkpoint, one, matching, operations, drop_unexpected=drop_unexpected)
@@ -269,7 +271,7 @@ def find(
     notes = match_plan.notes(one, target, matching, operations, drop_unexpected=drop_unexpected)
     verified = verdict is not None and verdict.equal
     if verdict is not None and verified:
-        notes = (*verdict.notes, *notes)
+        notes = (*verdict.notes, *([verdict.unproved] if verdict.unproved else []), *notes)
     return MatchProposal(
         *(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected, verified), named=source
     )

@@ -104,6 +104,8 @@ def proposals(
     with _kept_states(both):
         ran = [gradients(one, arguments, "a model") for one in (both.source, both.target)]
         alone = len(ran[0][0]) != len(ran[1][0])
+        if alone:
+            ran = [gradients(one, arguments, "a model", alone=True) for one in (both.source, both.target)]
         used = [set(grads) for _, grads in ran]
         buffers = {name for one in (both.source, both.target) for name, _ in one.named_buffers()}
         kept = _certain(matching, operations, buffers)
@@ -354,10 +356,11 @@ def _by_gradients(
     if apart is None or apart > EQUAL:
         return None
     greatest = max((float(one.abs().max()) for _, found in ran for one in found.values() if one.numel()), default=0.0)
-    blocks = [
-        {part: block for one in side.values() for part, block in one.blocks(found[one.name]).items()}
-        for side, (_, found) in zip(sides, ran, strict=True)
-    ]
+    blocks: list[dict[Part, torch.Tensor]] = [{}, {}]
+    for into, side, (_, found) in zip(blocks, sides, ran, strict=True):
+        for name, one in side.items():
+            slope = found[name] if name in found else torch.zeros(one.shape, dtype=torch.float64)
+            into.update(one.blocks(slope))
     hints = {(pair.source, pair.target) for pair in first.pairs}
     to = _counterparts(blocks[0], blocks[1], greatest * DEAD, hints)
     return None if to is None else _assembled(places, sides, to, base, first)
@@ -377,13 +380,13 @@ def _set_equal(tensor: torch.Tensor, one: _Tensor, scale: float) -> None:
     bands = []
     for row in one.rows:
         shapes = [(row, column, *one.core[2:]) for column in one.columns] if len(one.core) > 1 else [(row,)]
-        blocks = [_numbers(_canonical(shape), scale) for shape in shapes]
+        blocks = [equal_numbers(_canonical(shape), scale) for shape in shapes]
         blocks = [block if block.shape == shape else block.T for block, shape in zip(blocks, shapes, strict=True)]
         bands.append(torch.cat(blocks, 1) if len(one.core) > 1 else blocks[0])
     tensor.copy_(torch.cat(bands).reshape(one.shape))
 
 
-def _numbers(shape: Shape, scale: float) -> torch.Tensor:
+def equal_numbers(shape: Shape, scale: float) -> torch.Tensor:
     """Return the numbers of all parts of a shape; a square matrix is symmetric."""
     import torch
 

@@ -56,7 +56,7 @@ def models(source: object, target: object, given: object = None) -> Models:
         if not isinstance(one, torch.nn.Module):
             raise Refused(f"the {which} to verify is a {type(one).__name__}, not a torch.nn.Module")
         try:
-            model = copy.deepcopy(one)
+            model = copy.deepcopy(one, _computed(one))
             model.to("cpu", torch.float64)
             model.eval()  # an overridden train() may return nothing
         except Exception as error:
@@ -64,6 +64,17 @@ def models(source: object, target: object, given: object = None) -> Models:
             raise Refused(message, hint="without --verify only keys and shapes decide") from error
         made.append(model)
     return Models(made[0], made[1], None if given is None else _arguments(given))
+
+
+def _computed(model: torch.nn.Module) -> dict[int, torch.Tensor]:
+    """Return copies of the tensors that modules computed from parameters, which `copy.deepcopy` refuses, by their ids.
+
+    The hook of ``torch.nn.utils.weight_norm`` leaves one in its module, and computes it anew in each run.
+    """
+    import torch
+
+    held = (value for module in model.modules() for value in vars(module).values())
+    return {id(one): one.detach().clone() for one in held if isinstance(one, torch.Tensor) and not one.is_leaf}
 
 
 def read_input(path: str) -> object:
@@ -214,9 +225,9 @@ def _guesses(model: torch.nn.Module) -> Iterator[Arguments]:
         elif isinstance(module, torch.nn.RNNBase):
             yield numbers(4, 5, module.input_size)
         elif isinstance(module, torch.nn.RNNCellBase):
-            yield numbers(4, module.input_size)
+            yield numbers(16, module.input_size)
         elif isinstance(module, torch.nn.Linear):
-            yield numbers(2, module.in_features)
+            yield numbers(16, module.in_features)
             yield numbers(4, 5, module.in_features)
         else:
             continue
@@ -249,6 +260,29 @@ def outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> list[Any]
         hint = "--input FILE or --input module:factory gives the input"
         raise Refused(f"{who} cannot run on the input: {_in_short(error)}", hint=hint) from error
     return tensors_in(made)
+
+
+def steady_outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> list[Any]:
+    """Return `outputs`, of a model whose weights stay the same in a run.
+
+    Raises:
+        Refused: it cannot run, or changes its weights, as layers do that set theirs from the first input.
+    """
+    before = _sums(model)
+    made = outputs(model, arguments, who)
+    for name, total in _sums(model).items():
+        if before.get(name, total) != total:
+            hint = "its factory can load IN, or run the model once"
+            raise Refused(f"{who} changes its weights when it runs", where=name, hint=hint)
+    return made
+
+
+def _sums(model: torch.nn.Module) -> dict[str, str]:
+    """Return a text for each tensor of floating-point numbers, by which one shows that they changed."""
+    import torch
+
+    return {name: str(float(tensor.double().sum())) for name, tensor in model.state_dict().items()
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()}  # fmt: skip
 
 
 def _in_short(error: Exception) -> str:

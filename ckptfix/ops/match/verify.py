@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import field, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.align.fused import Heads
-from ckptfix.align.result import MatchedPair, Matching
+from ckptfix.align.result import Matching
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoMatch, Refused
 from ckptfix.names.slots import Slot
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.gradients import proposals
+from ckptfix.ops.match.proof import PROVED, Proof
 from ckptfix.ops.match.running import (
     SEED,
     Arguments,
@@ -31,12 +32,12 @@ from ckptfix.ops.match.running import (
     compared,
     difference,
     draw,
-    gradients,
     guessed,
     head_counts,
     held_as,
     outputs,
     plain_attention,
+    steady_outputs,
     tensors_in,
     uncompiled,
 )
@@ -47,12 +48,6 @@ if TYPE_CHECKING:
 SAME = 1e-6
 """Relative difference of outputs in float64 up to which they are equal. Other values of eps make less; one exchanged
 tensor of random weights makes much more."""
-
-NOTHING = 1e-12
-"""Greatest gradient up to which a tensor does not matter: the bias of keys changes no attention, but for rounding."""
-
-PROVED = "verified on outputs"
-"""Reason to pair tensors; it overrides all others."""
 
 Convert = Callable[[str, Matching, Operations], "Mapping[str, torch.Tensor]"]
 """Return the weights of a file under the names of the target, as the matching writes them."""
@@ -65,6 +60,8 @@ class Verdict:
     Attributes:
         difference: the greatest difference, relative to the greatest output; None if they cannot be compared.
         why: the reason for which they cannot be compared.
+        alone: only the first outputs were compared, because one model returns more.
+        unproved: a sentence on what equal outputs do not prove; empty if they prove all.
         matching, operations: the matching that gives equal outputs.
     """
 
@@ -72,6 +69,8 @@ class Verdict:
     operations: Operations
     difference: float | None = None
     why: str = ""
+    alone: bool = False
+    unproved: str = ""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -102,18 +101,24 @@ def prove(
         notes: tuple[str, ...] = ()
         filled = partial(convert, trial.file)
         try:
-            for label, candidate, steps in _candidates(trial, matching, operations, slots, filled, again):
-                done = trial.verdict(Verdict(candidate, steps), partial(filled, candidate, steps), label)
-                first = first or done
-                if done.equal:
-                    proved = done
-                    break
+            with closing(_candidates(trial, matching, operations, slots, filled, again)) as candidates:
+                for label, candidate, steps in candidates:
+                    done = trial.verdict(Verdict(candidate, steps), partial(filled, candidate, steps), label)
+                    first = first or done
+                    if done.equal:
+                        proved = done
+                        break
         except Refused as error:
             notes = (f"no other matching is proposed: {error.message}",)
         assert first is not None
         if proved is not None:
-            mattering = _mattering(both.source, trial.arguments)
-            proved.matching, proved.operations = _settled(proved.matching, proved.operations, matching, mattering)
+            proof = trial.proof(proved)
+            if proof is None:
+                proved.matching, proved.operations = matching, operations
+            else:
+                settled = proof.settled(proved.matching, proved.operations, matching)
+                proved.matching, proved.operations = settled
+                proved.unproved = proof.unproved([slot.name for slot in slots])
             return proved
         if first.difference is not None:
             made = filled(first.matching, operations)
@@ -133,7 +138,10 @@ def compare(both: Models, slots: Sequence[Slot], convert: Callable[[str], Mappin
     """
     with _prepared(both, slots) as trial:
         done = Verdict(Matching("rules", (), ()), Operations())
-        return trial.verdict(done, partial(convert, trial.file), "the rules")
+        trial.verdict(done, partial(convert, trial.file), "the rules")
+        proof = trial.proof(done) if done.equal else None
+        done.unproved = proof.unproved([slot.name for slot in slots]) if proof else ""
+        return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +166,9 @@ class _Trial:
         try:
             draw(self.both.target, SEED + 1)  # what no pair fills must not be equal by accident
             self.both.target.load_state_dict(convert(), strict=False)
-            made = outputs(self.both.target, self.arguments, "the model of --like")
+            made = steady_outputs(self.both.target, self.arguments, "the model of --like")
             done.difference, done.why = compared(self.wanted, made)
+            done.alone = len(made) != len(self.wanted)
         except (CkptfixError, RuntimeError) as error:
             done.why = str(error).splitlines()[0]
         if done.equal:
@@ -167,6 +176,19 @@ class _Trial:
             shown = ", ".join(str(list(one.shape)) for one in given if isinstance(one, torch.Tensor))
             done.notes = (f"{PROVED}: they differ by {done.difference:.1g} for an input of {shown} ({label})",)
         return done
+
+    def proof(self, done: Verdict) -> Proof | None:
+        """Return what equal outputs prove.
+
+        Returns:
+            None if they depend on no weights; the verdict is then that they cannot be compared.
+        """
+        proof = Proof(self.both, self.arguments, alone=done.alone)
+        if proof.reached:
+            return proof
+        done.difference, done.notes = None, ()
+        done.why = "that of the model of --source depends on none of its weights"
+        return None
 
 
 @contextmanager
@@ -188,56 +210,7 @@ def _prepared(both: Models, slots: Sequence[Slot]) -> Iterator[_Trial]:
         file = str(Path(folder, "source.pth"))
         torch.save({slot.name: state[slot.name] for slot in slots}, file)
         arguments = both.given or guessed(both)
-        yield _Trial(both, file, arguments, outputs(both.source, arguments, "the model of --source"))
-
-
-def _settled(
-    found: Matching, steps: Operations, before: Matching, mattering: set[str]
-) -> tuple[Matching, Operations]:
-    """Return the matching with the proved pairs certain: those in modules that change the outputs.
-
-    A tensor that does not matter for the input, such as an expert that is not chosen, stays as open as it was.
-    """
-    modules = {(_module(pair.source), _module(pair.target)) for pair in found.pairs if pair.source in mattering}
-    doubts = {_key(pair): pair for pair in before.pairs}
-    pairs: list[MatchedPair] = []
-    open_: set[str] = set()
-    for pair in found.pairs:
-        if pair.source in mattering or (_module(pair.source), _module(pair.target)) in modules:
-            pairs.append(replace(pair, confidence=1.0, why=PROVED, instead=()))
-        elif _key(pair) in doubts:
-            pairs.append(doubts[_key(pair)])
-        else:
-            open_.add(pair.source)
-    taken = tuple(one for one in steps.taken if open_.isdisjoint(one.old))
-    open_.update(name for one in steps.taken if one not in taken for name in one.old)
-    gone = [pair for pair in found.pairs if pair.source in open_]
-    done = replace(
-        found,
-        pairs=tuple(pair for pair in pairs if pair.source not in open_),
-        left=(*found.left, *dict.fromkeys(pair.source for pair in gone)),
-        missing=(*found.missing, *dict.fromkeys(pair.target for pair in gone)),
-    )
-    return done, replace(steps, taken=taken, refused=False)
-
-
-def _key(pair: MatchedPair) -> tuple[str, str, str]:
-    return pair.source, pair.target, pair.operation
-
-
-def _module(name: str) -> str:
-    return name.rpartition(".")[0] or name
-
-
-def _mattering(model: torch.nn.Module, arguments: Arguments) -> set[str]:
-    """Return the names of the tensors that change the outputs of a model: by gradient, and buffers by use."""
-    import torch
-
-    state = model.state_dict(keep_vars=True)
-    found = {name for name in _used(model, arguments) if not isinstance(state[name], torch.nn.Parameter)}
-    _, slopes = gradients(model, arguments, "the model of --source")
-    changing = {id(state[name]) for name, slope in slopes.items() if float(slope.abs().max()) > NOTHING}
-    return found | {name for name, tensor in state.items() if id(tensor) in changing}
+        yield _Trial(both, file, arguments, steady_outputs(both.source, arguments, "the model of --source"))
 
 
 def _candidates(
@@ -247,7 +220,7 @@ def _candidates(
     slots: Sequence[Slot],
     filled: Callable[[Matching, Operations], Mapping[str, Any]],
     again: Callable[[Heads], tuple[Matching, Operations]] | None,
-) -> Iterator[tuple[str, Matching, Operations]]:
+) -> Generator[tuple[str, Matching, Operations]]:
     """Yield the possible matchings."""
     yield "the first proposals", matching, operations
     if again is not None and any("--heads N" in question for question in operations.questions):
@@ -256,37 +229,6 @@ def _candidates(
             yield shown, *again(Heads(query, None if kv == query else kv))
     for made in proposals(trial.both, trial.arguments, matching, operations, slots, filled):
         yield "by equal gradients", *made
-
-
-def _used(model: torch.nn.Module, arguments: Arguments) -> list[str]:
-    """Return the names of the tensors of a model in the order in which a run first uses them."""
-    from torch.overrides import TorchFunctionMode
-
-    state = model.state_dict(keep_vars=True)
-    names: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        names.setdefault(id(tensor), []).append(name)
-    order: dict[str, None] = {}
-
-    def look(value: object) -> None:
-        if isinstance(value, list | tuple):
-            for one in value:
-                look(one)
-        elif isinstance(value, dict):
-            look(list(value.values()))
-        else:
-            order.update(dict.fromkeys(names.get(id(value), ())))
-
-    class Watch(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if getattr(func, "__name__", "") != "__get__":
-                look(args)
-                look(kwargs or {})
-            return func(*args, **(kwargs or {}))
-
-    with Watch():
-        outputs(model, arguments, "the model")
-    return list(order)
 
 
 def _first_apart(
@@ -324,6 +266,12 @@ def _keeper(kept: dict[str, Any], name: str) -> Callable[[Any, Any, Any], None]:
             kept.setdefault(name, found[0].detach().clone())
 
     return keep
+
+
+def unproved(done: Verdict) -> NoMatch:
+    """Return the error for pairs that equal outputs leave open."""
+    hint = "--input gives another one, which uses all of the model: more tokens, a state, a second input"
+    return NoMatch(f"the outputs are equal, but prove not all pairs: {done.unproved}", hint=hint)
 
 
 def refusal(done: Verdict) -> NoMatch:
