@@ -121,7 +121,7 @@ class Proof:
     def _rows(self, pair: MatchedPair) -> tuple[str, int]:
         """Return the block that holds a tensor, and the number of its rows."""
         shape = self._state[pair.source].shape
-        return _module(_module(pair.source)), shape[0] if len(shape) else 1
+        return _block(pair.source), shape[0] if len(shape) else 1
 
     def _proves(self, pair: MatchedPair, pairs: Sequence[MatchedPair]) -> bool:
         """Return whether outputs show where a tensor goes."""
@@ -129,7 +129,7 @@ class Proof:
         if pair.source not in self.reached or slope is None or not pair.operation:
             return pair.source in self.reached
         unreached = _parts_unreached(slope, {*PARTS, *_moved(pair.operation)})
-        blocks = {_module(_module(one.target)) for one in pairs if one.source == pair.source}
+        blocks = {_block(one.target) for one in pairs if one.source == pair.source}
         return unreached == 0 or (unreached == 1 and len(blocks) == 1)
 
     def unproved(self, names: Sequence[str]) -> str:
@@ -182,6 +182,8 @@ class Proof:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if abs(float(one.norm() - other.norm())) > EQUAL * float(one.norm()):
+        return False  # without a third tensor of this size
     return float((one - other).abs().max()) <= EQUAL * float(one.abs().max())
 
 
@@ -213,7 +215,7 @@ def _moved(operation: str) -> Iterator[int]:
         options = dict(re.findall(r"(\w+)=([\d,]+)", step))
         if step.startswith("order"):
             yield options["to"].count(",") + 1
-        if "groups" in options:
+        if "groups" in options and "parts" in options:
             yield int(options["groups"]) * int(options["parts"])
 
 
@@ -261,15 +263,15 @@ def _partner(name: str, names: Sequence[str], state: Mapping[str, torch.Tensor])
     return None
 
 
-def _used(model: torch.nn.Module, arguments: Arguments) -> list[str]:
-    """Return the names of the tensors of a model in the order in which a run first uses them."""
+def _used(model: torch.nn.Module, arguments: Arguments) -> set[str]:
+    """Return the names of the tensors of a model that a run uses."""
     from torch.overrides import TorchFunctionMode
 
     state = model.state_dict(keep_vars=True)
     names: dict[int, list[str]] = {}
     for name, tensor in state.items():
         names.setdefault(id(tensor), []).append(name)
-    order: dict[str, None] = {}
+    used: set[str] = set()
 
     def look(value: object) -> None:
         if isinstance(value, list | tuple):
@@ -278,7 +280,7 @@ def _used(model: torch.nn.Module, arguments: Arguments) -> list[str]:
         elif isinstance(value, dict):
             look(list(value.values()))
         else:
-            order.update(dict.fromkeys(names.get(id(value), ())))
+            used.update(names.get(id(value), ()))
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -289,7 +291,7 @@ def _used(model: torch.nn.Module, arguments: Arguments) -> list[str]:
 
     with Watch():
         outputs(model, arguments, "the model")
-    return list(order)
+    return used
 
 
 def _key(pair: MatchedPair) -> tuple[str, str, str]:
@@ -298,6 +300,11 @@ def _key(pair: MatchedPair) -> tuple[str, str, str]:
 
 def _module(name: str) -> str:
     return name.rpartition(".")[0] or name
+
+
+def _block(name: str) -> str:
+    """Return the module around that of a tensor; empty for a module of the model itself."""
+    return _module(name).rpartition(".")[0]
 
 
 def _leaf(name: str) -> str:
