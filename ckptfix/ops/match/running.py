@@ -10,11 +10,13 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.extras import need_torch
+from ckptfix.ops.target.model import failing
 
 if TYPE_CHECKING:
     import torch
@@ -55,13 +57,11 @@ def models(source: object, target: object, given: object = None) -> Models:
     for which, one in (("source", source), ("target", target)):
         if not isinstance(one, torch.nn.Module):
             raise Refused(f"the {which} to verify is a {type(one).__name__}, not a torch.nn.Module")
-        try:
+        what = f"the {which} to verify cannot be copied to the CPU in float64"
+        with failing(partial(_refused, what, "without --verify only keys and shapes decide")):
             model = copy.deepcopy(one)
             model.to("cpu", torch.float64)
             model.eval()  # an overridden train() may return nothing
-        except Exception as error:
-            message = f"the {which} to verify cannot be copied to the CPU in float64: {_in_short(error)}"
-            raise Refused(message, hint="without --verify only keys and shapes decide") from error
         made.append(model)
     return Models(made[0], made[1], None if given is None else _arguments(given))
 
@@ -242,17 +242,20 @@ def outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> list[Any]
     Raises:
         Refused: it cannot run.
     """
-    try:
+    hint = "--input FILE or --input module:factory gives the input"
+    with failing(partial(_refused, f"{who} cannot run on the input", hint)):
         taken = {name: value for name, value in arguments[1].items() if _takes(model, name)}
         made = model(*arguments[0], **(taken if len(taken) else arguments[1]))
-    except Exception as error:
-        hint = "--input FILE or --input module:factory gives the input"
-        raise Refused(f"{who} cannot run on the input: {_in_short(error)}", hint=hint) from error
     return tensors_in(made)
 
 
-def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+def _refused(what: str, hint: str | None, error: BaseException) -> Refused:
+    return Refused(f"{what}: {f'{type(error).__name__}: {error}'.splitlines()[0][:200]}", hint=hint)
+
+
+def exits_refused() -> AbstractContextManager[None]:
+    """Refuse models whose code ends the program; errors of it are refused where it is called."""
+    return failing(partial(_refused, "the code of a model ends the run", None), (SystemExit,))
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
@@ -325,11 +328,9 @@ def gradients(
             factors = torch.randn(shape, generator=generator, dtype=torch.float64).to(one.dtype)
             if one.requires_grad:
                 sums.append((one.squeeze() * factors).sum())
-        try:
+        with failing(partial(_refused, f"{who} has no gradients", None)):
             if sums:
                 torch.autograd.backward(sums)
-        except Exception as error:
-            raise Refused(f"{who} has no gradients: {_in_short(error)}") from error
     found = {name: one.grad.to_dense().detach() for name, one in kept.items() if one.grad is not None}
     for weight in kept.values():
         weight.grad = None

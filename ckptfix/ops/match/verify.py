@@ -31,6 +31,7 @@ from ckptfix.ops.match.running import (
     compared,
     difference,
     draw,
+    exits_refused,
     gradients,
     guessed,
     head_counts,
@@ -174,11 +175,11 @@ def _prepared(both: Models, slots: Sequence[Slot]) -> Iterator[_Trial]:
     """Set random weights in both models, run the source, and yield what a trial needs."""
     import torch
 
-    both.source = held_as(both.source, [slot.name for slot in slots])
     with (
-        redirect_stdout(sys.stderr), plain_attention(), uncompiled(), torch.no_grad(),
+        exits_refused(), redirect_stdout(sys.stderr), plain_attention(), uncompiled(), torch.no_grad(),
         tempfile.TemporaryDirectory() as folder,
     ):  # fmt: skip
+        both.source = held_as(both.source, [slot.name for slot in slots])
         draw(both.source, SEED)
         state = both.source.state_dict()
         for slot in slots:
