@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 SEED = 20260117
 
+GIVE_INPUT = "--input FILE or --input module:factory gives the input"
+"""The hint if a derived input does not do."""
+
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and named arguments of both models."""
 
@@ -189,8 +192,9 @@ def guessed(both: Models) -> Arguments:
         return given
     if running:
         return running[0]
-    hint = "add --input FILE, or --input module:factory"
-    raise trouble or Refused("the models do not show which input they take", hint=hint)
+    trouble = trouble or Refused("the models do not show which input they take")
+    trouble.hint = GIVE_INPUT
+    raise trouble
 
 
 def _guesses(model: torch.nn.Module) -> Iterator[Arguments]:
@@ -242,8 +246,7 @@ def outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> list[Any]
     Raises:
         Refused: it cannot run.
     """
-    hint = "--input FILE or --input module:factory gives the input"
-    with failing(partial(_refused, f"{who} cannot run on the input", hint)):
+    with failing(partial(_refused, f"{who} cannot run on the input", None)):
         taken = {name: value for name, value in arguments[1].items() if _takes(model, name)}
         made = model(*arguments[0], **(taken if len(taken) else arguments[1]))
     return tensors_in(made)

@@ -67,6 +67,7 @@ class Verdict:
         difference: the greatest difference, relative to the greatest output; None if they cannot be compared.
         why: the reason for which they cannot be compared.
         matching, operations: the matching that gives equal outputs.
+        unreached: some tensors of the source do not change the outputs for this input.
     """
 
     matching: Matching
@@ -74,6 +75,7 @@ class Verdict:
     difference: float | None = None
     why: str = ""
     notes: tuple[str, ...] = field(default=())
+    unreached: bool = False
 
     @property
     def equal(self) -> bool:
@@ -114,6 +116,7 @@ def prove(
         assert first is not None
         if proved is not None:
             mattering = _mattering(both.source, trial.arguments)
+            proved.unreached = bool(mattering) and any(slot.name not in mattering for slot in slots)
             proved.matching, proved.operations = _settled(proved.matching, proved.operations, matching, mattering)
             return proved
         if first.difference is not None:
