@@ -189,9 +189,10 @@ def match(
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     """Refuse a destination that cannot be written, or is one of the other files, before a long read."""
     folder = is_folder(source) or beside_model(source, formats.located(source), dest) is not None
-    refuse_destination(dest, filter(found_as, [file_name(source)]), WriteOptions(force=force), folder=folder)
+    ours, theirs = ([path] if found_as(path) else [] for path in map(file_name, (source, like)))
+    refuse_destination(dest, ours, WriteOptions(force=force), folder=folder)
     try:
-        refuse_destination(dest, filter(found_as, [file_name(like)]), WriteOptions(force=True), folder=folder)
+        refuse_destination(dest, theirs, WriteOptions(force=True), folder=folder)
     except WouldOverwrite as error:
         raise WouldOverwrite(error.message.replace("input", "target"), path=error.path, hint=error.hint) from None
 
@@ -538,7 +539,7 @@ def _write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> Mat
 
 
 def _beyond_names(planned: match_plan.MatchPlan) -> str:
-    """Say what a plan does besides renaming keys."""
+    """Describe what a plan does besides renaming keys."""
     rules = () if planned.tensors is None else planned.tensors.tensors
     said = []
     if any(rule.new is not None and rule.operations[0].name not in ("tie", "untie") for rule in rules):
@@ -562,9 +563,7 @@ def _draft(found: MatchProposal, plan: Plan, promise: Promise | None = None) -> 
             rules=planned.rules if planned else found.matching.rules,
             notes=found.notes,
             references=planned.references if planned else 0,
-            second_keys={
-                key: planned.names.get(main, main) for key, main in (planned.ties if planned else {}).items()
-            },
+            second_keys={key: planned.names.get(main, main) for key, main in planned.ties.items()} if planned else {},
         ),
         format=found.checkpoint.format,
         plan=plan,

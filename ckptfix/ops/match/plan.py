@@ -413,8 +413,7 @@ def refusals(
         resemble = [*reasons(_left(source, matching.left), _left(target, matching.missing))]
         ties = untied(source, target, matching)
         notes = [*ties, *operations.questions, *fused(source, target, matching), *resemble]
-        others = "--partial renames the others; unmatched tensors of IN "
-        others += "are left out" if drop_unexpected else "keep their keys, or are left out with --drop-unexpected"
+        fate = "are left out" if drop_unexpected else "keep their keys, or are left out with --drop-unexpected"
         found.append(
             NoMatch(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
@@ -423,7 +422,7 @@ def refusals(
                 or (None if heads else _heads(operations))
                 or _line_to_paste(source, target, matching)
                 or (settles or VERIFY if resemble or _as_many_elements(source, target, matching) else "")
-                or (f"{UNTIED}; --partial renames the others" if ties else others),
+                or f"--partial renames the others; {UNTIED if ties else f'unmatched tensors of IN {fate}'}",
             )
         )
     if found and not matching.dropped and (stacks := depths.deeper(source.slots, target.slots)):
@@ -569,9 +568,10 @@ def notes(
             continue
         if (ours[one].tied or one) != (ours[other].tied or other):
             tie = f"TARGET ties {slot.name} to {slot.tied}"
-            values = {True: "with equal values", False: "with other values, and a load uses the last one"}
             equal = equal_values(source, one, other)
-            sentences.append(f"{tie}; IN has a tensor for each, {values.get(equal, 'and a load uses the last one')}")
+            used = "and a load uses the last one"
+            said = "with equal values" if equal else used if equal is None else f"with other values, {used}"
+            sentences.append(f"{tie}; IN has a tensor for each, {said}")
     added = second_keys(target, matching)
     lacking = [row.name for row in matching.skipped_target if row.tied and row.name not in added]
     if lacking:
@@ -582,7 +582,7 @@ def notes(
     if over and not drop_unexpected:
         kept = f"OUT keeps {plural(len(over), 'buffer')} that TARGET lacks: {some(over, 3)}"
         sentences.append(f"{kept}; a strict load refuses such keys, and --drop-unexpected leaves them out")
-    sentences += untied(source, target, matching)
+    sentences += untied(source, target, matching)[:MOST]
     sentences += operations.questions
     sentences += fused(source, target, matching)
     return tuple(sentences)

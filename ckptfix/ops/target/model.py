@@ -126,10 +126,7 @@ class SavedModel:
 def failing(
     said: Callable[[BaseException], CkptfixError], kinds: tuple[type[BaseException], ...] = (Exception, SystemExit)
 ) -> Iterator[None]:
-    """Run code of the user, and raise what `said` makes of its error, which an exit is too.
-
-    A signal is none: it stops ckptfix.
-    """
+    """Run code of the user, and raise what `said` makes of its error or exit. A signal passes: it stops ckptfix."""
     try:
         yield
     except Stopped:
