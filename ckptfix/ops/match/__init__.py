@@ -468,7 +468,7 @@ def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> 
     names = [rule for rule in rules if isinstance(rule, NameRule)]
     name = os.fspath(path)
     for old, new in found.planned.unsaid.items():
-        hint = "braces have a meaning in rules: leave out --rules, and match writes OUT with these keys"
+        hint = "braces and spaces have a meaning in rules: without --rules, match writes OUT with these keys"
         raise Refused(f"no rule can hold the key of {_pair(old, new)}", path=name, hint=hint)
     if name.endswith(".json"):
         if len(names) < len(rules):
