@@ -104,7 +104,8 @@ def plan(
         unsaid |= _unsaid(again, apart, names) | _looking_like_rules({main: name for name, main in ties.items()})
         for old, new in unsaid.items():
             message = f"tensors are changed by rules here, and no rule can hold {printable(_odd(old, new))}"
-            raise Refused(message, where=old, hint="braces and spaces have a meaning in rules: name the key differently")
+            hint = "braces and spaces have a meaning in rules: name the key differently"
+            raise Refused(message, where=old, hint=hint)
         made = fused_rules(taken, single, keys, blocks)
         first = len(made.tensors) + len(single) + 1
         lost = tuple(_left_out(apart, names, first))
