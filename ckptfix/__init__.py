@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckptfix.checkpoint import Checkpoint as Checkpoint
     from ckptfix.errors import CkptfixError as CkptfixError
     from ckptfix.errors import LoadMismatch as LoadMismatch
+    from ckptfix.errors import NoMatch as NoMatch
     from ckptfix.formats import open_checkpoint as open_checkpoint
     from ckptfix.loaders.atomic import save as save
     from ckptfix.loaders.model.load import load_into as load_into
@@ -73,6 +74,7 @@ _HOMES = {
     "ForeignObject": "loaders.values",
     "LoadMismatch": "errors",
     "LoadReport": "loaders.model.report",
+    "NoMatch": "errors",
     "OptimizerReport": "loaders.optimizer.load",
     "load": "loaders.objects",
     "load_checkpoint": "loaders.objects",

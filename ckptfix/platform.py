@@ -342,24 +342,31 @@ def block_signals(numbers: Iterable[int]) -> Collection[int] | None:
     return {*signal.pthread_sigmask(signal.SIG_BLOCK, numbers)}
 
 
+class Stopped(SystemExit):
+    """The arrival of a signal. It is a SystemExit, so every ``finally`` runs, and only the entry points catch it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
 @contextmanager
-def repeated_signals(kind: type[SystemExit], forget: Callable[[], None]) -> Iterator[None]:
+def repeated_signals(forget: Callable[[], None]) -> Iterator[None]:
     """Send a signal again if its exception was dropped.
 
     No exception leaves a finalizer or a callback of the garbage collector or of imports: Python prints it and goes on.
 
     Args:
-        kind: what the handlers raise; its code is 128 + the number of the signal.
-        forget: is called before, so that the handler raises once more.
+        forget: is called before, so that the handler raises `Stopped` once more.
     """
 
     def dropped(unraisable: sys.UnraisableHookArgs) -> None:
         error = unraisable.exc_value
-        if isinstance(error, kind) and isinstance(error.code, int):
+        if isinstance(error, Stopped):
             from threading import Timer
 
             forget()
-            Timer(0.01, os.kill, (os.getpid(), error.code - 128)).start()
+            Timer(0.01, os.kill, (os.getpid(), error.number)).start()
         else:
             shown(unraisable)
 

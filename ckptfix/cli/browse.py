@@ -10,11 +10,11 @@ import click
 from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import FileName, file_argument, reads
 from ckptfix.cli.shared.console import Console, is_terminal
-from ckptfix.cli.shared.exits import Stopped
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchFile, Refused
 from ckptfix.extras import need_textual
 from ckptfix.io.source import found_as
+from ckptfix.platform import Stopped
 
 
 @reads(

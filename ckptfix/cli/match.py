@@ -167,7 +167,7 @@ def command(
     found = None
     try:
         if dest is None or alone or is_direct(source, dest, {}, edits):
-            found = matching.find(source, like, **options)
+            found = matching.find(source, like, **options, reported=report)
     except Refused as error:
         if not error.of_module or dest is None or alone:
             raise

@@ -21,7 +21,7 @@ from ckptfix.fleet.run import TRIES, Each, folder_of, tasks
 from ckptfix.fleet.states import PlanLine, PlanShard, lines, survey
 from ckptfix.fleet.work import JobTask, do
 from ckptfix.io.source import open_source
-from ckptfix.platform import processors
+from ckptfix.platform import Stopped, processors
 from ckptfix.runner.engines import LATE, slurm
 
 PARTS = 16
@@ -58,7 +58,7 @@ def do_share(share: Share) -> int:
 def _end(number: int, frame: object) -> None:
     """Terminate a cancelled task at once, after it has cleaned up."""
     signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(128 + number)
+    raise Stopped(number)
 
 
 def _task(line: PlanLine, like: JobTask) -> JobTask:

@@ -353,7 +353,7 @@ def side(text: str, other: str) -> RuleSide:
             raise Refused(f"the list has {len(names)} names; at most {MAX_PARTS} are allowed")
     own, others = placeholders(text), placeholders(other)
     alone = [name for name in own if name not in others]
-    if "rest" in alone:
+    if "*" in alone:
         raise Refused(f"{{*}} must be on both sides, not only in {text!r}")
     if len(alone) > 1:
         raise Refused(f"{{{alone[0]}}} and {{{alone[1]}}} of {text!r} are not in {other!r}")

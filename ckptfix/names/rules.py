@@ -128,10 +128,10 @@ def _group(name: str) -> str:
 
 
 def placeholders(text: str) -> dict[str, list[int]]:
-    """Return the placeholders of `text` (``rest`` for ``{*}``), with the shift of each occurrence."""
+    """Return the placeholders of `text` (``*`` for ``{*}``), with the shift of each occurrence."""
     found: dict[str, list[int]] = {}
     for match in _PLACEHOLDER.finditer(text):
-        found.setdefault("rest" if match[1] else match[2], []).append(int(match[3] or 0))
+        found.setdefault(match[1] or match[2], []).append(int(match[3] or 0))
     return found
 
 

@@ -289,10 +289,6 @@ def _written(result: object) -> Iterable[str]:
     return found
 
 
-class _Ended(SystemExit):
-    """SIGTERM has arrived: unfinished output is cleaned up."""
-
-
 def _serve(connection: Connection, watched: bool, hidden: dict[str, str]) -> None:
     """Run the loop of a process: receive tasks and send results, until None comes or the other side is gone."""
     stopped = False
@@ -301,7 +297,7 @@ def _serve(connection: Connection, watched: bool, hidden: dict[str, str]) -> Non
         nonlocal stopped
         if not stopped:  # a second signal must not interrupt the cleanup
             stopped = True
-            raise _Ended(128 + number)
+            raise platform.Stopped(number)
 
     def forget() -> None:
         nonlocal stopped
@@ -314,8 +310,8 @@ def _serve(connection: Connection, watched: bool, hidden: dict[str, str]) -> Non
     share(hidden)
     quiet = Undisturbed()
     with (
-        contextlib.suppress(_Ended, EOFError, OSError),
-        platform.repeated_signals(_Ended, forget),
+        contextlib.suppress(platform.Stopped, EOFError, OSError),
+        platform.repeated_signals(forget),
         recorded() as written,
     ):
         try:

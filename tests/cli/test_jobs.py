@@ -23,8 +23,9 @@ from json_contract import documents, faults
 
 from ckptfix.cli.shared.batch import Batch, run
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import TROUBLE, Stopped
+from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.one_job import perform
+from ckptfix.platform import Stopped
 from ckptfix.runner.jobs import ConsoleSettings, Job, Outcome, Summary
 
 CKPTFIX = [sys.executable, "-m", "ckptfix"]

@@ -126,7 +126,8 @@ def make() -> Iterator[tuple[str, bytes]]:
     for name, contents in {
         "rich.pth": rich, "module.pth": Net, "meta.pth": meta, "functions.pth": functions,
         "norm.pth": lambda: norm(False), "counted.pth": lambda: norm(True),
-        "half.pth": half, "tied.pth": lambda: tied(True), "untied.pth": lambda: tied(False),
+        "half.pth": half, "tied.pth": lambda: tied(True), "one.pth": lambda: {"a": torch.ones(2)},
+        "untied.pth": lambda: tied(False),
     }.items():  # fmt: skip
         yield name, saved(contents)
     yield "old.pth", wrapped()
@@ -197,7 +198,7 @@ _RUNS: dict[str, tuple[str, ...]] = {
               "match bert.pth --like like.pth --report",
               "match fused.pth OUT.pth --like apart.pth", "match flat.pth OUT.pth --like square.pth --reshape",
               "match counted.pth OUT.pth --like norm.pth", "match norm.pth OUT.pth --like counted.pth",
-              "match a.pth OUT.pth --like half.pth"),
+              "match a.pth OUT.pth --like half.pth", "match one.pth OUT.pth --like tied.pth"),
     "rules_check": ("match flat.pth --like square.pth --check flat.rules",
                     "match a.pth --like fused.pth --check a.rules",
                     "match a.pth --like torch.nn:PReLU --source torch.nn:PReLU --check a.rules --allow-import"),

@@ -10,11 +10,11 @@ import click
 from ckptfix.cli.fleet.shown import counts, progress, shard_option, show
 from ckptfix.cli.shared.common import FileName, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import Stopped
 from ckptfix.errors import printable
 from ckptfix.fleet.report import FleetReport, JobSummary
 from ckptfix.fleet.states import PlanLine, PlanShard
 from ckptfix.numbers import whole_number
+from ckptfix.platform import Stopped
 from ckptfix.words import plural
 
 

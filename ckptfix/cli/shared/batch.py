@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import click
 
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import Stopped
 from ckptfix.cli.shared.one_job import Step, perform
 from ckptfix.cli.shared.terminal_width import cut
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import printable
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.write_log import reported
+from ckptfix.platform import Stopped
 from ckptfix.runner.jobs import Job, Outcome, Summary, unfinished
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural

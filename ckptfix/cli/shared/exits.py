@@ -21,19 +21,12 @@ from ckptfix import platform
 from ckptfix.cli.shared.console import Console
 from ckptfix.errors import CkptfixError, NoSuchFile, printable
 from ckptfix.io.write_log import recorded
+from ckptfix.platform import Stopped
 from ckptfix.urls import is_url
 
 TROUBLE = 2
 DEBUG = "CKPTFIX_DEBUG"
 """Environment variable: if it is 1, errors show their traceback."""
-
-
-class Stopped(SystemExit):
-    """The arrival of a signal. It is a SystemExit, so every ``finally`` runs, and only `run` catches it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
-        self.number = number
 
 
 def run(invoke: Callable[[], object], console: Console, arguments: Sequence[str]) -> int:
@@ -191,7 +184,7 @@ def signals_raise() -> Iterator[None]:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, stop)
     try:
-        with platform.repeated_signals(Stopped, forget):
+        with platform.repeated_signals(forget):
             yield
     finally:
         for number, handler in before.items():

@@ -18,12 +18,13 @@ import click
 
 from ckptfix import platform
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import TROUBLE, Stopped, describe
+from ckptfix.cli.shared.exits import TROUBLE, describe
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.extras import need_torch
 from ckptfix.io.folders import remove_abandoned
 from ckptfix.io.ranks import AGAIN, POLL, RankFailed, Team, Watching, joined
+from ckptfix.platform import Stopped
 
 SWITCH = "CKPTFIX_RANKS"
 """Environment variable: ``slurm`` uses Slurm's ranks; ``on`` and ``off`` control torchrun's."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from ckptfix.align.match import match
 from ckptfix.align.result import Matching
@@ -126,7 +127,7 @@ def _remedy(
         return _SCALED
     changes = bool(planned.names or planned.tensors) and len(matching.pairs) > agreeing
     (plain_step,) = step("match", like=LIKE)
-    dropping: dict[str, bool] = {"drop_unexpected": True}
+    dropping: dict[str, Any] = {"drop_unexpected": True}
     # Equal tensors are ambiguous, but the first choice for a key of the model is the tensor of that key.
     sure = all(pair.source == pair.target for pair in matching.ambiguous)
     ways = [dropping] + ([{**dropping, "accept_ambiguous": True}] if matching.ambiguous and sure else [])

@@ -17,9 +17,10 @@ from ckptfix.align.result import Matching, Skipped
 from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.checkpoint import Checkpoint, Plan, Put, address
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
+from ckptfix.errors import CkptfixError, Refused, StrPath, WouldOverwrite, about, file_name, printable
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
+from ckptfix.formats import format_of
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.io.virtual_files import SplicedFile
@@ -187,9 +188,13 @@ def match(
 
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     """Refuse a destination that cannot be written, or is one of the other files, before a long read."""
-    others = [path for path in map(file_name, (source, like)) if found_as(path)]
     folder = is_folder(source) or beside_model(source, formats.located(source), dest) is not None
-    refuse_destination(dest, others, WriteOptions(force=force), folder=folder)
+    ours, theirs = ([path] if found_as(path) else [] for path in map(file_name, (source, like)))
+    refuse_destination(dest, ours, WriteOptions(force=force), folder=folder)
+    try:
+        refuse_destination(dest, theirs, WriteOptions(force=True), folder=folder)
+    except WouldOverwrite as error:
+        raise WouldOverwrite(error.message.replace("input", "target"), path=error.path, hint=error.hint) from None
 
 
 @gc_paused
@@ -211,8 +216,13 @@ def find(
     source_model: str | None = None,
     inputs: StrPath | None = None,
     allow_import: bool = False,
+    reported: bool = False,
 ) -> MatchProposal:
-    """Match `source` to `like`; the arguments are those of `match`."""
+    """Match `source` to `like`; the arguments are those of `match`.
+
+    Args:
+        reported: the pairs are shown, so no hint says how to see them.
+    """
     if by not in ("structure", "position"):
         raise Refused(f"cannot match by {by!r}", hint="match by structure or by position")
     _refuse_heads(heads, kv_heads)
@@ -251,12 +261,18 @@ def find(
                 accept_ambiguous=accept_ambiguous,
                 partial=partial,
                 drop_unexpected=drop_unexpected,
+                reshape=reshape,
+                heads=heads is not None,
+                reported=reported,
+                settles=None if verdict is None else _settling(verdict, inputs),
             )
         )
         if verdict is not None and not verdict.equal:
             refusals.insert(0, verifier.refusal(verdict))
+            if refusals[0].hint is None and inputs is None:
+                refusals[0].hint = running.GIVE_INPUT
         elif verdict is not None and verdict.unproved and refusals:
-            refusals.insert(0, verifier.unproved(verdict))
+            refusals.insert(0, verifier.unproved(verdict, _settling(verdict, inputs)))
         planned = None
         try:
             refuse_codes(checkpoint, one, matching, operations, drop_unexpected=drop_unexpected)
@@ -269,12 +285,24 @@ def find(
     for refusal in refusals:
         refusal.path = refusal.path or checkpoint.path
     notes = match_plan.notes(one, target, matching, operations, drop_unexpected=drop_unexpected)
+    if planned is not None and planned.unsaid:
+        old, new = next(iter(planned.unsaid.items()))
+        notes = (*notes, f"{plural(len(planned.unsaid), 'key')} that no rule can hold: {_pair(old, new)}")
     verified = verdict is not None and verdict.equal
     if verdict is not None and verified:
         notes = (*verdict.notes, *([verdict.unproved] if verdict.unproved else []), *notes)
     return MatchProposal(
         *(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected, verified), named=source
     )
+
+
+def _settling(verdict: verifier.Verdict, inputs: StrPath | None) -> str:
+    """Return what settles pairs that stayed open although both models have run."""
+    line = "a line of a rules file can state it (`ckptfix help rules`)"
+    if not verdict.unproved:
+        return line
+    given = "--input" if inputs is None else "an input"
+    return f"{given} with more tokens, a state or other values may reach these tensors; or {line}"
 
 
 def in_torchs_layout(
@@ -435,7 +463,7 @@ def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> 
     """Write the learned rules to `path`, for ``rename --map``: lines ``old -> new``, or JSON for ``*.json``.
 
     Raises:
-        Refused: nothing can be planned, or a line cannot hold a key; JSON can.
+        Refused: nothing can be planned, or a line cannot hold a key. JSON can hold one with spaces, none with braces.
         WouldOverwrite: it exists, and `force` is not set.
     """
     if found.planned is None:
@@ -443,19 +471,28 @@ def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> 
     rules = found.planned.rules
     names = [rule for rule in rules if isinstance(rule, NameRule)]
     name = os.fspath(path)
+    for old, new in found.planned.unsaid.items():
+        hint = "braces and spaces have a meaning in rules: without --rules, match writes OUT with these keys"
+        raise Refused(f"no rule can hold the key of {_pair(old, new)}", path=name, hint=hint)
     if name.endswith(".json"):
         if len(names) < len(rules):
             raise Refused("JSON holds only names, but these rules change tensors", path=name, hint="name a text file")
         text = json.dumps({rule.old: rule.new for rule in names}, indent=1, ensure_ascii=False) + "\n"
     else:
-        odd = next((text for rule in names for text in (rule.old, rule.new) if not _is_word(text)), None)
+        rows = [_row(rule) for rule in rules]
+        odd = next((text for row in rows for text in (row["old"], row["new"]) if text and not _is_word(text)), None)
         if odd is not None:
-            raise Refused(f"a line of rules cannot hold {odd!r}", path=name, hint="name a file *.json")
+            hint = "name a file *.json" if len(names) == len(rules) else "leave out --rules, and match writes OUT"
+            raise Refused(f"a line of rules cannot hold {odd!r}", path=name, hint=hint)
         text = "".join(f"{rule}\n" for rule in rules)
         ours, theirs = as_path(found.checkpoint.path).name, as_path(found.target.label).name
         proof = "# verified on outputs\n" if found.verified else ""
         text = f"# {printable(ours)} -> {printable(theirs)}\n{proof}{text}"
     write_text(name, text, found.checkpoint.path, force=force)
+
+
+def _pair(old: str, new: str) -> str:
+    return f"{old!r} -> {new!r}" if new else repr(old)
 
 
 def _row(rule: Rule) -> dict[str, str | None]:
@@ -482,7 +519,7 @@ def _write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> Mat
     def make(checkpoint: Checkpoint, dest: str) -> Draft[MatchResult]:
         if planned.tensors is not None:
             if how.in_place:
-                message = "an in-place edit can only rename keys, and this one changes tensors"
+                message = f"an in-place edit can only rename keys, and this one {_beyond_names(planned)}"
                 raise Refused(message, hint="name an output")
             at = found.source.at or ""
             with of_found_rules(checkpoint.path):
@@ -505,6 +542,19 @@ def _write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> Mat
     return carry_out(found.checkpoint, dest, make, how, named=found.named)
 
 
+def _beyond_names(planned: match_plan.MatchPlan) -> str:
+    """Describe what a plan does besides renaming keys."""
+    rules = () if planned.tensors is None else planned.tensors.tensors
+    said = []
+    if any(rule.new is not None and rule.operations[0].name not in ("tie", "untie") for rule in rules):
+        said.append("changes tensors")
+    if any(rule.new is None or rule.operations[0].name == "untie" for rule in rules):
+        said.append("leaves keys out")
+    if planned.ties:
+        said.append(f"adds {plural(len(planned.ties), 'second key')} of tensors ({some([*planned.ties])})")
+    return " and ".join(said)
+
+
 def _draft(found: MatchProposal, plan: Plan, promise: Promise | None = None) -> Draft[MatchResult]:
     planned = found.planned
     return Draft(
@@ -517,6 +567,7 @@ def _draft(found: MatchProposal, plan: Plan, promise: Promise | None = None) -> 
             rules=planned.rules if planned else found.matching.rules,
             notes=found.notes,
             references=planned.references if planned else 0,
+            second_keys={key: planned.names.get(main, main) for key, main in planned.ties.items()} if planned else {},
         ),
         format=found.checkpoint.format,
         plan=plan,
@@ -557,7 +608,9 @@ def _lines(found: MatchProposal) -> tuple[str, ...]:
         line += f"; {plural(len(changed), 'tensor')} of TARGET built by rule" if changed else ""
         over = match_plan.left_out(found.source.slots, matching, drop_unexpected=found.drops)
         line += f"; {len(over):,} left out: {some([*over])}" if over else ""
-        line += f"; {plural(len(added), 'second key')} added: {some([*added])}" if added else ""
+        # A conversion to another format may follow, so that the format of OUT is not known here.
+        where = " (in the metadata if OUT is safetensors)" if format_of(found.checkpoint).has_ties else ""
+        line += f"; {plural(len(added), 'second key')} added: {some([*added])}{where}" if added else ""
         line += f"; {reshaped:,} reshaped" if reshaped else ""
     rules: Sequence[Rule] = planned.rules if planned else matching.rules
     return (line, *(f"  {rule}" for rule in rules), *(f"note: {note}" for note in found.notes))
@@ -575,6 +628,7 @@ class MatchResult(Result):
         rules: the same renames in few lines, for `rename --map`.
         notes: further remarks for the user, a sentence each.
         references: number of names beside the keys that changed with them.
+        second_keys: keys that were added for tensors that OUT has under another key -> that key.
     """
 
     matching: Matching
@@ -584,6 +638,7 @@ class MatchResult(Result):
     rules: tuple[Rule, ...] = ()
     notes: tuple[str, ...] = ()
     references: int = 0
+    second_keys: Mapping[str, str] = field(default_factory=dict)
 
     def _details(self) -> dict[str, Any]:
         matching = self.matching
@@ -613,6 +668,7 @@ class MatchResult(Result):
             "changes": [{"at": self.at, "old": old, "new": new} for old, new in self.names.items()],
             "notes": list(self.notes),
             "references": self.references,
+            "second_keys": dict(self.second_keys),
         }
 
 

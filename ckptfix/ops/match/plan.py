@@ -13,7 +13,7 @@ from ckptfix.align.fused import FusedTensors
 from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, address, reshaped
 from ckptfix.dataclass import dataclass
-from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused
+from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
@@ -27,9 +27,10 @@ from ckptfix.names.rules import NameRule, is_rule, renamed
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.spellings import fusions
 from ckptfix.ops.audit.promise import listed
-from ckptfix.ops.match.fused import Operations
+from ckptfix.ops.match.fused import Operations, line_of
 from ckptfix.ops.match.fused import rules as fused_rules
 from ckptfix.ops.match.left_over import VERIFY, reasons
+from ckptfix.ops.match.values import equal_values
 from ckptfix.ops.rename import sites
 from ckptfix.ops.select import dropping, optimizers_left
 from ckptfix.ops.target.targets import ExpectedModel
@@ -51,6 +52,7 @@ class MatchPlan:
         findings: further findings for the user.
         tensors: the rules to run if tensors are split, joined, transposed or tied; there are no edits then.
         ties: the `second_keys` that are added.
+        unsaid: old -> new for the keys that no line of rules can name, because they look like rules themselves.
     """
 
     names: Mapping[str, str]
@@ -60,6 +62,7 @@ class MatchPlan:
     findings: tuple[Finding, ...]
     tensors: Rules | None = None
     ties: Mapping[str, str] = field(default_factory=dict)
+    unsaid: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan(
@@ -81,7 +84,8 @@ def plan(
     Raises:
         KeyConflict: an unchanged name is also the new name of another key.
         NoMatch: the names of one tensor would have two shapes, or a transposed one.
-        Refused: a scale would be left out, and the codes that need it would stay.
+        Refused: a scale would be left out, and the codes that need it would stay; or rules must change tensors, and
+            cannot name a key.
         Unsupported: a tensor to reshape is not dense and contiguous.
     """
     names = with_buffers(source.slots, matching)
@@ -95,9 +99,14 @@ def plan(
         taken = (*taken, *again)
         gone = {name for one in taken for name in one.old}
         changed = {old: new for old, new in names.items() if old != new and old not in over.keys() | gone}
-        single = learned(changed, [key for key in keys if key not in gone])
-        made = fused_rules(taken, single, keys, blocks)
+        single, unsaid = learned(changed, [key for key in keys if key not in gone])
         apart = {name: other for name, other in over.items() if not is_in(name, matching.dropped)}
+        unsaid |= _unsaid(again, apart, names) | _looking_like_rules({main: name for name, main in ties.items()})
+        for old, new in unsaid.items():
+            message = f"tensors are changed by rules here, and no rule can hold {printable(_odd(old, new))}"
+            hint = "braces and spaces have a meaning in rules: name the key differently"
+            raise Refused(message, where=old, hint=hint)
+        made = fused_rules(taken, single, keys, blocks)
         first = len(made.tensors) + len(single) + 1
         lost = tuple(_left_out(apart, names, first))
         made = replace(made, tensors=(*made.tensors, *lost, *_tied(ties, first + len(lost))))
@@ -123,14 +132,28 @@ def plan(
     changed = {old: new for old, new in kept.items() if old != new}
     lines = fused_rules(again, (), keys).tensors
     others = {old: new for old, new in changed.items() if old not in shapes}
-    rules: tuple[NameRule | TensorRule, ...] = (
-        *lines,
-        *_left_out(over, names, len(lines) + 1),
-        *learned(others, [key for key in keys if key not in shapes], matching.rules),
-    )
+    single, unsaid = learned(others, [key for key in keys if key not in shapes], matching.rules)
+    unsaid |= _unsaid(again, over, names)
+    said = {name: other for name, other in over.items() if name not in unsaid}
+    rules: tuple[NameRule | TensorRule, ...] = (*lines, *_left_out(said, names, len(lines) + 1), *single)
     dropped = dropping(at, [*over], format_of(checkpoint).ties(checkpoint)) if over else ()
     edits = [*edits, *dropped, *_kept(renames.edits)]
-    return MatchPlan(changed, rules, tuple(edits), renames.references, tuple(findings))
+    return MatchPlan(changed, rules, tuple(edits), renames.references, tuple(findings), unsaid=unsaid)
+
+
+def _unsaid(again: Iterable[FusedTensors], over: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """Return old -> new (empty if it is left out) for the keys of such lines that rules cannot name."""
+    found = {one.old[0]: one.new[0] for one in again if line_of(one) is None}
+    return found | _looking_like_rules({name: names.get(other, other) for name, other in over.items()})
+
+
+def _looking_like_rules(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the pairs in which a key has braces: these stand for other text in a line with operations."""
+    return {old: new for old, new in names.items() if set("{}") & {*old, *new}}
+
+
+def _odd(old: str, new: str) -> str:
+    return repr(new if set("{}") & {*new} else old)
 
 
 def left_out(slots: Sequence[Slot], matching: Matching, *, drop_unexpected: bool) -> dict[str, str]:
@@ -246,27 +269,34 @@ def with_buffers(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
 
 def learned(
     names: Mapping[str, str], every: Sequence[str], rules: tuple[NameRule, ...] = ()
-) -> tuple[NameRule, ...]:
+) -> tuple[tuple[NameRule, ...], dict[str, str]]:
     """Find rules that map the names in `every` to exactly `names`, and leave the others unchanged.
 
     `rules` are used if they do that already. A name that no rule covers, forwards or backwards, gets its own line,
     which `rename --map` applies before all rules.
+
+    Returns:
+        The rules, and the names that no line can hold, since they look like rules.
     """
     if not names:
-        return ()
+        return (), {}
     found, odd = rules, _wrong(names, every, rules) if rules else [*names]
     if odd:
         found = learn(names, every)
         odd = _wrong(names, every, found)
     single = []
+    unsaid: dict[str, str] = {}
     back = {names.get(name, name): name for name in every}
     with suppress(Refused):  # a rule that uses a number twice has no inverse
         found_back = [NameRule(*turned(rule.new, rule.old)) for rule in found]
         back = {name: back[name] for name in _wrong(back, tuple(back), found_back)}
     for name in dict.fromkeys((*odd, *back.values())):
-        with suppress(Refused):  # a name that looks like a rule, but is not a valid one
-            single.append(NameRule(name, names.get(name, name)))
-    return (*single, *found)
+        new = names.get(name, name)
+        try:
+            single.append(NameRule(name, new))
+        except Refused:
+            unsaid[name] = new
+    return (*single, *found), unsaid
 
 
 def _wrong(names: Mapping[str, str], every: Sequence[str], rules: Sequence[NameRule]) -> list[str]:
@@ -335,13 +365,23 @@ def refusals(
     accept_ambiguous: bool = False,
     partial: bool = False,
     drop_unexpected: bool = False,
+    reshape: bool = False,
+    heads: bool = False,
+    reported: bool = False,
+    settles: str | None = None,
 ) -> tuple[CkptfixError, ...]:
-    """Return the reasons, if any, not to write the matching without further options."""
+    """Return the reasons, if any, not to write the matching without further options. Hints name no option given.
+
+    Args:
+        reshape, heads: whether these options are given.
+        reported: every pair is shown.
+        settles: what settles open questions once both models have run; None if they have not.
+    """
     found: list[CkptfixError] = []
     if operations.refused and not accept_ambiguous:
         *others, question = operations.questions
         hint = "--accept-ambiguous keeps the order of rows, as Helium, Ernie 4.5 and GLM of transformers need it"
-        hint = hint if "rotary" in question else f"{VERIFY}; --accept-ambiguous keeps the order of rows"
+        hint = hint if "rotary" in question else f"{settles or VERIFY}; --accept-ambiguous keeps the order of rows"
         found.append(NoMatch(question, lines=tuple(others), hint=hint))
     unsure = matching.ambiguous
     if unsure and not accept_ambiguous:
@@ -350,8 +390,9 @@ def refusals(
             NoMatch(
                 f"{len(unsure)} of {len(matching.pairs)} pairs are ambiguous: other targets would fit equally well",
                 lines=_cut(lines),
-                hint="inspect them with --report; --accept-ambiguous accepts the first target of each; "
-                "--verify, with both models, proves which targets are right",
+                hint=("" if reported else "inspect them with --report; ")
+                + "--accept-ambiguous accepts the first target of each; "
+                + (settles or "--verify, with both models, proves which targets are right"),
             )
         )
     if not matching.pairs and partial and drop_unexpected:
@@ -359,32 +400,54 @@ def refusals(
     elif matching.left and not (matching.missing or partial or drop_unexpected):
         keeps = "it" if len(matching.left) == 1 else "them"
         names = shown(collapse(matching.left, [slot.name for slot in source.slots]), 5)
+        ties = untied(source, target, matching)
+        hint = f"--drop-unexpected leaves {keeps} out; --partial keeps {keeps}, and renames the others"
         found.append(
             NoMatch(
-                f"the model lacks {len(matching.left)} of its keys: {names}",
-                lines=tuple([*operations.questions, *fused(source, target, matching)][:MOST]),
-                hint=f"--drop-unexpected leaves {keeps} out; --partial keeps {keeps}, and renames the others",
+                "; ".join([f"the model lacks {len(matching.left)} of its keys: {names}", *ties[:1]]),
+                lines=tuple([*ties[1:], *operations.questions, *fused(source, target, matching)][:MOST]),
+                hint=f"{UNTIED}; --partial keeps {keeps}, and renames the others" if ties else hint,
             )
         )
     elif matching.missing and not partial:
         lines = [*_groups("only in IN", matching.left, source), *_groups("only in TARGET", matching.missing, target)]
         resemble = [*reasons(_left(source, matching.left), _left(target, matching.missing))]
-        notes = [*operations.questions, *fused(source, target, matching), *resemble]
+        ties = untied(source, target, matching)
+        notes = [*ties, *operations.questions, *fused(source, target, matching), *resemble]
+        fate = "are left out" if drop_unexpected else "keep their keys, or are left out with --drop-unexpected"
         found.append(
             NoMatch(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
                 lines=(*lines, *notes[:MOST]),
-                hint=_reshapes(source, target, matching)
-                or _heads(operations)
+                hint=(None if reshape else _reshapes(source, target, matching))
+                or (None if heads else _heads(operations))
                 or _line_to_paste(source, target, matching)
-                or (VERIFY if resemble or _as_many_elements(source, target, matching) else "")
-                or "--partial renames the others; unmatched tensors of IN keep their keys, or are left out with "
-                "--drop-unexpected",
+                or (settles or VERIFY if resemble or _as_many_elements(source, target, matching) else "")
+                or f"--partial renames the others; {UNTIED if ties else f'unmatched tensors of IN {fate}'}",
             )
         )
     if found and not matching.dropped and (stacks := depths.deeper(source.slots, target.slots)):
         found.insert(0, _too_deep(stacks))
     return tuple(found)
+
+
+UNTIED = "for weights of its own, TARGET must not tie that key (transformers: tie_word_embeddings=False)"
+"""The hint on `untied`. It does not name `drop_unexpected`, which would leave out trained weights."""
+
+
+def untied(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> list[str]:
+    """Return a sentence for each tensor that is left over and has the shape of one that TARGET has under more keys."""
+    further = {row.name for row in matching.skipped_target if row.tied}
+    tensors: dict[str, list[Slot]] = {}
+    for slot in target.slots:
+        tensors.setdefault(slot.tied or slot.name, []).append(slot)
+    ties: dict[tuple[int, ...], list[str]] = {}
+    for slots in tensors.values():
+        names = [slot.name for slot in slots if slot.name in further]
+        kept = [slot.name for slot in slots if slot.name not in further]
+        if names and kept:
+            ties.setdefault(slots[0].shape, []).append(f"{' or '.join(names)}, which TARGET ties to {kept[0]}")
+    return [f"{slot.name} may be {tie}" for slot in _left(source, matching.left) for tie in ties.get(slot.shape, ())]
 
 
 def _too_deep(stacks: Sequence[depths.DeeperStack]) -> NoMatch:
@@ -506,7 +569,10 @@ def notes(
             continue
         if (ours[one].tied or one) != (ours[other].tied or other):
             tie = f"TARGET ties {slot.name} to {slot.tied}"
-            sentences.append(f"{tie}; IN has a tensor for each, and the last one is used")
+            equal = equal_values(source, one, other)
+            used = "and a load uses the last one"
+            said = "with equal values" if equal else used if equal is None else f"with other values, {used}"
+            sentences.append(f"{tie}; IN has a tensor for each, {said}")
     added = second_keys(target, matching)
     lacking = [row.name for row in matching.skipped_target if row.tied and row.name not in added]
     if lacking:
@@ -517,6 +583,7 @@ def notes(
     if over and not drop_unexpected:
         kept = f"OUT keeps {plural(len(over), 'buffer')} that TARGET lacks: {some(over, 3)}"
         sentences.append(f"{kept}; a strict load refuses such keys, and --drop-unexpected leaves them out")
+    sentences += untied(source, target, matching)[:MOST]
     sentences += operations.questions
     sentences += fused(source, target, matching)
     return tuple(sentences)

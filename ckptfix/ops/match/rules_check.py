@@ -13,6 +13,7 @@ from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, StrPath, about
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
+from ckptfix.io.write_log import recorded
 from ckptfix.names import no_weights
 from ckptfix.names.rulefile import Rules
 from ckptfix.names.slots import Slot, misfit
@@ -115,7 +116,8 @@ def check_rules(
     ]
     verdict = None
     if models is not None and not (missing or apart):
-        verdict = verifier.compare(models, one.slots, partial(_renamed, rules=str(rules)))
+        with about(checkpoint.path):
+            verdict = verifier.compare(models, one.slots, partial(_renamed, rules=str(rules)))
         if not verdict.equal:
             findings.append(table.found("refused", verifier.refusal(verdict).message))
     proved = [
@@ -199,6 +201,7 @@ def _renamed(file: str, rules: str) -> Mapping[str, Any]:
     """Return the weights of a file after the rules."""
     import torch
 
-    done = rename(file, f"{file}.out", rules=rules, allow_unmatched=True, force=True)
+    with recorded():  # an error of the check does not concern this temporary file
+        done = rename(file, f"{file}.out", rules=rules, allow_unmatched=True, force=True)
     made: Mapping[str, Any] = torch.load(done.dest, weights_only=True)
     return made

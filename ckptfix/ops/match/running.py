@@ -10,16 +10,21 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.extras import need_torch
+from ckptfix.ops.target.model import failing
 
 if TYPE_CHECKING:
     import torch
 
 SEED = 20260117
+
+GIVE_INPUT = "--input FILE or --input module:factory gives the input"
+"""The hint if a derived input does not do."""
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and named arguments of both models."""
@@ -55,13 +60,11 @@ def models(source: object, target: object, given: object = None) -> Models:
     for which, one in (("source", source), ("target", target)):
         if not isinstance(one, torch.nn.Module):
             raise Refused(f"the {which} to verify is a {type(one).__name__}, not a torch.nn.Module")
-        try:
+        what = f"the {which} to verify cannot be copied to the CPU in float64"
+        with failing(partial(_refused, what, "without --verify only keys and shapes decide")):
             model = copy.deepcopy(one, _computed(one))
             model.to("cpu", torch.float64)
             model.eval()  # an overridden train() may return nothing
-        except Exception as error:
-            message = f"the {which} to verify cannot be copied to the CPU in float64: {_in_short(error)}"
-            raise Refused(message, hint="without --verify only keys and shapes decide") from error
         made.append(model)
     return Models(made[0], made[1], None if given is None else _arguments(given))
 
@@ -200,8 +203,9 @@ def guessed(both: Models) -> Arguments:
         return given
     if running:
         return running[0]
-    hint = "add --input FILE, or --input module:factory"
-    raise trouble or Refused("the models do not show which input they take", hint=hint)
+    trouble = trouble or Refused("the models do not show which input they take")
+    trouble.hint = GIVE_INPUT
+    raise trouble
 
 
 def _guesses(model: torch.nn.Module) -> Iterator[Arguments]:
@@ -253,12 +257,9 @@ def outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> list[Any]
     Raises:
         Refused: it cannot run.
     """
-    try:
+    with failing(partial(_refused, f"{who} cannot run on the input", None)):
         taken = {name: value for name, value in arguments[1].items() if _takes(model, name)}
         made = model(*arguments[0], **(taken if len(taken) else arguments[1]))
-    except Exception as error:
-        hint = "--input FILE or --input module:factory gives the input"
-        raise Refused(f"{who} cannot run on the input: {_in_short(error)}", hint=hint) from error
     return tensors_in(made)
 
 
@@ -285,8 +286,13 @@ def _sums(model: torch.nn.Module) -> dict[str, str]:
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()}  # fmt: skip
 
 
-def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+def _refused(what: str, hint: str | None, error: BaseException) -> Refused:
+    return Refused(f"{what}: {f'{type(error).__name__}: {error}'.splitlines()[0][:200]}", hint=hint)
+
+
+def exits_refused() -> AbstractContextManager[None]:
+    """Refuse models whose code ends the program; errors of it are refused where it is called."""
+    return failing(partial(_refused, "the code of a model ends the run", None), (SystemExit,))
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
@@ -359,11 +365,9 @@ def gradients(
             factors = torch.randn(shape, generator=generator, dtype=torch.float64).to(one.dtype)
             if one.requires_grad:
                 sums.append((one.squeeze() * factors).sum())
-        try:
+        with failing(partial(_refused, f"{who} has no gradients", None)):
             if sums:
                 torch.autograd.backward(sums)
-        except Exception as error:
-            raise Refused(f"{who} has no gradients: {_in_short(error)}") from error
     found = {name: one.grad.to_dense().detach() for name, one in kept.items() if one.grad is not None}
     for weight in kept.values():
         weight.grad = None

@@ -26,6 +26,9 @@ FROZEN = 1024
 """The fewest elements of a tensor that proves a pair by itself: shorter ones may be equal by chance, or be computed.
 Also the most tensors of a side whose first bytes are compared to find these."""
 
+READ = 1 << 26
+"""The most bytes of a tensor that are read to compare it with another one of the same side."""
+
 MOST = 0.5
 """Share of equal tensors, on the smaller side, from which the two sides are copies of one model."""
 
@@ -57,6 +60,22 @@ def same_values(source: ExpectedModel, target: ExpectedModel) -> dict[str, str]:
     if not copies or len(found) < MOST * min(map(len, sides)):
         found = [row for row in found if _long([row.a])]
     return {row.a.key: row.b.key for row in found if not row.of_several}
+
+
+def equal_values(side: ExpectedModel, one: str, other: str) -> bool | None:
+    """Return whether two tensors of a side have equal bytes; None if too many bytes would have to be read."""
+    entries = {entry.key: entry for entry in side.entries if entry.key in (one, other)}
+    if side.checkpoint is None or len(entries) < 2:
+        return None
+    both = [leaves(entries[name]) for name in (one, other)]
+    if len(both[0]) != 1 or len(both[1]) != 1 or both[0][0].dtype != both[1][0].dtype:
+        return None
+    places = [content(leaf, side.checkpoint.byteorder) for (leaf,) in both]
+    with Readers() as readers:
+        ours, theirs = (place.chunks(readers, READ) for place in places)
+        if any(mine != yours for mine, yours in zip(ours, theirs, strict=False)):
+            return False
+    return True if places[0].nbytes == places[1].nbytes <= READ else None
 
 
 def _long(entries: Sequence[TensorEntry]) -> list[TensorEntry]:

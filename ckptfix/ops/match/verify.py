@@ -32,6 +32,7 @@ from ckptfix.ops.match.running import (
     compared,
     difference,
     draw,
+    exits_refused,
     guessed,
     head_counts,
     held_as,
@@ -196,11 +197,11 @@ def _prepared(both: Models, slots: Sequence[Slot]) -> Iterator[_Trial]:
     """Set random weights in both models, run the source, and yield what a trial needs."""
     import torch
 
-    both.source = held_as(both.source, [slot.name for slot in slots])
     with (
-        redirect_stdout(sys.stderr), plain_attention(), uncompiled(), torch.no_grad(),
+        exits_refused(), redirect_stdout(sys.stderr), plain_attention(), uncompiled(), torch.no_grad(),
         tempfile.TemporaryDirectory() as folder,
     ):  # fmt: skip
+        both.source = held_as(both.source, [slot.name for slot in slots])
         draw(both.source, SEED)
         state = both.source.state_dict()
         for slot in slots:
@@ -268,9 +269,8 @@ def _keeper(kept: dict[str, Any], name: str) -> Callable[[Any, Any, Any], None]:
     return keep
 
 
-def unproved(done: Verdict) -> NoMatch:
+def unproved(done: Verdict, hint: str) -> NoMatch:
     """Return the error for pairs that equal outputs leave open."""
-    hint = "--input gives another one, which uses all of the model: more tokens, a state, a second input"
     return NoMatch(f"the outputs are equal, but prove not all pairs: {done.unproved}", hint=hint)
 
 

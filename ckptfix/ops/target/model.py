@@ -15,6 +15,7 @@ from weakref import finalize
 from ckptfix.errors import CkptfixError
 from ckptfix.extras import need_torch
 from ckptfix.io.output import SCRATCH
+from ckptfix.platform import Stopped
 from ckptfix.urls import as_path
 
 Row = tuple[str, tuple[int, ...], str, object]
@@ -62,23 +63,19 @@ def _called(text: str) -> Iterator[Callable[[], object]]:
     module_name, _, factory_name = text.partition(":")
     *holders, name = factory_name.split(".")
     with _own_folder_importable(), redirect_stdout(sys.stderr):
-        try:
+        with failing(lambda error: CkptfixError(f"cannot import {text!r}: {_in_words(error)}")):
             module = importlib.import_module(module_name)
             factory = getattr(reduce(getattr, holders, module), name)
-        except (Exception, SystemExit) as error:
-            raise CkptfixError(f"cannot import {text!r}: {_in_words(error)}") from error
         yield factory
 
 
 def _made(text: str, factory: Callable[[], object]) -> object:
     import torch
 
-    if isinstance(factory, torch.nn.Module | Mapping):
-        return factory
     try:
         with torch.device("meta"):
-            return factory()
-    except (Exception, SystemExit):
+            return _values(text, factory)
+    except CkptfixError:
         return _values(text, factory)
 
 
@@ -87,11 +84,9 @@ def _values(text: str, factory: Callable[[], object]) -> object:
 
     if isinstance(factory, torch.nn.Module | torch.Tensor | Mapping):
         return factory
-    try:
+    hint = "pass a callable without arguments: def build(): return Net(num_classes=10)"
+    with failing(lambda error: CkptfixError(f"calling {text!r} failed: {_in_words(error)}", hint=hint)):
         return factory()
-    except (Exception, SystemExit) as error:
-        hint = "pass a callable without arguments: def build(): return Net(num_classes=10)"
-        raise CkptfixError(f"calling {text!r} failed: {_in_words(error)}", hint=hint) from error
 
 
 def _tensors(text: str, made: object) -> Mapping[str, object]:
@@ -99,7 +94,8 @@ def _tensors(text: str, made: object) -> Mapping[str, object]:
     import torch
 
     if isinstance(made, torch.nn.Module):
-        found: Mapping[str, object] = made.state_dict(keep_vars=True)
+        with failing(lambda error: CkptfixError(f"{text!r} gives no state dict: {_in_words(error)}")):
+            found: Mapping[str, object] = made.state_dict(keep_vars=True)
         return found
     if isinstance(made, Mapping) and all(isinstance(name, str) for name in made):
         return made
@@ -124,6 +120,19 @@ class SavedModel:
         self.path = str(as_path(folder, "model.pth"))
         value = model.state_dict() if isinstance(model, torch.nn.Module) else model
         torch.save(value, self.path)
+
+
+@contextmanager
+def failing(
+    said: Callable[[BaseException], CkptfixError], kinds: tuple[type[BaseException], ...] = (Exception, SystemExit)
+) -> Iterator[None]:
+    """Run code of the user, and raise what `said` makes of its error or exit. A signal passes: it stops ckptfix."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except kinds as error:
+        raise said(error) from error
 
 
 def _in_words(error: BaseException) -> str:
