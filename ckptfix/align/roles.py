@@ -13,6 +13,7 @@ from dataclasses import field, replace
 from itertools import pairwise
 
 from ckptfix.align import assignment
+from ckptfix.align.letters import COUNTING
 from ckptfix.align.scores import ENOUGH
 from ckptfix.align.units import words
 from ckptfix.dataclass import dataclass
@@ -108,7 +109,7 @@ _BLOCK = re.compile(r".*(?:\d|\{\})(?=\.)")
 """Pattern of the block that contains a module: its path up to the last number of a list of modules."""
 
 _NUMBER = re.compile(r"\d+")
-_LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")
+_LETTER = re.compile(f"(?<![A-Za-z]){COUNTING}(?![A-Za-z])")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
 
-from ckptfix.align import assignment
+from ckptfix.align import assignment, letters
 from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
 from ckptfix.align.groups import MOST, Sides, UnitGroup, alike, buckets, levelled, lonely_units
@@ -155,7 +155,8 @@ def match(
 
 def _paired(source: Sequence[Slot], target: Sequence[Slot], reshape: bool, proven: Mapping[str, str]) -> Matching:
     """Return the matching without the rules that give its pairs."""
-    state = AlignState(side(source), side(target))
+    places = letters.series(*([slot.name for slot in slots] for slots in (source, target)))
+    state = AlignState(side(source, places), side(target, places))
     state.add(trusted(state.a, state.b, proven))
     held = reshaped(state.a.units, state.b.units) if reshape else frozenset()
     stacks = shared(state.a, state.b)
