@@ -25,7 +25,7 @@ from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
 from ckptfix.align.result import Matching
 from ckptfix.align.roles import RoleEvidence, singular
-from ckptfix.align.same_names import trusted
+from ckptfix.align.same_names import renumbered, trusted
 from ckptfix.align.scores import ENOUGH, ordered_alike, ranks, same_block, undecided, unlike
 from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
@@ -173,7 +173,7 @@ def _paired(source: Sequence[Slot], target: Sequence[Slot], reshape: bool, prove
     kept = {unit for unit in state.a.units if flat(unit) in held} if held else ()
     if state.compared <= COMPARED and settle(state, kept):
         _doubt_blocks(state)
-    for link in shifted(state):
+    for link in (*shifted(state), *renumbered(state.links, state.a, state.b)):
         if link.why != PROOF:
             _doubt(state, link)
     _name_rivals(state)

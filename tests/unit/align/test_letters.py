@@ -1,4 +1,4 @@
-"""Letters in names count like numbers if they are a series; otherwise they stand for something."""
+"""Letters in names count like numbers if they are a series; neither moves a key that both sides have."""
 
 from __future__ import annotations
 
@@ -77,3 +77,16 @@ def test_letters_do_not_move_words() -> None:
 def test_a_series_is_in_order_whatever_the_words() -> None:
     assert paired(["conv_b", "conv_a"], ["conv1", "conv2"]) == {"conv_a": "conv1", "conv_b": "conv2"}
     assert paired(["mlp_a", "mlp_b"], ["net_b", "net_a"]) == {"mlp_a": "net_a", "mlp_b": "net_b"}
+
+
+@pytest.mark.parametrize("word", ["fc{}", "layers.0.conv_{}", "layer{}.conv"])
+def test_a_key_that_both_sides_have_does_not_move_because_of_its_number(word: str) -> None:
+    one, other = ([word.format(number) for number in numbers] for numbers in ((1, 2, 4), (2, 3, 4)))
+    assert paired(one, other) is None and paired(other, one) is None
+
+
+def test_numbers_may_be_shifted() -> None:
+    """One side counts from 0, the other from 1; and the places of a list may be those of other layers too."""
+    assert paired(["fc0", "fc1", "fc2"], ["fc1", "fc2", "fc3"]) == {"fc0": "fc1", "fc1": "fc2", "fc2": "fc3"}
+    assert paired(["net.0", "net.2"], ["net.0", "net.1"]) == {"net.0": "net.0", "net.2": "net.1"}
+    assert paired(["net.1", "net.3"], ["net.0", "net.1"]) == {"net.1": "net.0", "net.3": "net.1"}
