@@ -32,6 +32,7 @@ from ckptfix.names.spellings import (
     CONV1D,
     FROM_THE_RIGHT,
     FUSIONS,
+    REORDERED_QKV,
     canonical,
     part_of_expert,
     splits_of,
@@ -110,7 +111,8 @@ def sides(
     source: Sequence[Slot], target: Sequence[Slot], heads: Heads, rows: tuple[RowOrders, RowOrders]
 ) -> tuple[UnfusedSide, UnfusedSide]:
     """Return both sides with tensors split or transposed where the other side has them so."""
-    ours, theirs = _turned(source, target) | _turned_experts(source, target), _turned(target, source)
+    ours = _turned(source, target) | _turned_experts(source, target) | _reordered(source, target, rows)
+    theirs = _turned(target, source) | _reordered(target, source, (rows[1], rows[0]))
     return (
         _apart(source, _shown(target, theirs), heads, ours, rows),
         _apart(target, _shown(source, ours), heads, theirs, (rows[1], rows[0])),
@@ -130,6 +132,27 @@ def _turned(mine: Sequence[Slot], other: Sequence[Slot]) -> dict[str, Slot]:
         if not kind(other):
             for name in kind(mine):
                 made[name] = replace(slots[name], name=name + ending, shape=slots[name].shape[::-1])
+    return made
+
+
+def _reordered(
+    mine: Sequence[Slot], other: Sequence[Slot], rows: tuple[RowOrders, RowOrders]
+) -> dict[str, Slot]:
+    """Return the fused tensors whose names spell an order that the other side has not, by name, spelled ``qkv``.
+
+    Only equal parts can be put in order: as many rows each as the matrix has columns.
+    """
+    shapes = {slot.name: slot.shape for slot in mine}
+    there = {rows[1].of(slot.name) for slot in other}
+    made: dict[str, Slot] = {}
+    for slot in mine:
+        front, last, leaf = module_of(slot.name)
+        matrix = shapes.get(f"{front}{last}.weight", ())
+        if last not in REORDERED_QKV or rows[0].of(slot.name) in (OWN, *there):
+            continue
+        name = f"{front}qkv.{leaf}"
+        if len(matrix) == 2 and matrix[0] == 3 * matrix[1] == slot.shape[0] and name not in shapes:
+            made[slot.name] = replace(slot, name=name)
     return made
 
 
@@ -189,10 +212,12 @@ def _apart(
     for whole in mine:
         slot = turned.get(whole.name, whole)
         found = splits.of(slot, heads, names, shapes) if slot.tied is None else None
-        turn = Operation("transpose", {"dims": (1, 2)} if len(whole.shape) == 3 else {})
-        before = (turn,) if whole.name in turned else ()
+        before = (_turn(whole),) if whole.name in turned else ()
         if isinstance(found, str):
             questions[found] = None
+        uneven = isinstance(found, Fused) and len({part.shape for part in found.parts}) > 1
+        if before and before[0].name == "order" and uneven:
+            found, slot, before = None, whole, ()  # `order` cuts equal parts
         if not isinstance(found, Fused) or not names.isdisjoint(part.name for part in found.parts):
             made.append(slot)
             if before:
@@ -205,6 +230,14 @@ def _apart(
         )
         made += found.parts
     return UnfusedSide(tuple(made), fused, tuple(questions))
+
+
+def _turn(whole: Slot) -> Operation:
+    """Return the operation that makes a tensor as the other side has it, for one of those that are shown so."""
+    order = REORDERED_QKV.get(module_of(whole.name)[1])
+    if order is not None:
+        return Operation("order", {"to": order})
+    return Operation("transpose", {"dims": (1, 2)} if len(whole.shape) == 3 else {})
 
 
 class _Splits:

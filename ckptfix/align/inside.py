@@ -240,13 +240,13 @@ def parted(state: AlignState) -> Iterator[Unit]:
 class _Apart:
     """Tells that two norms are not each other's, because the matrices that they belong to certainly are not.
 
-    If the order of definition differs, the two sides group norms and matrices differently, so nothing is told.
+    If the order of definition differs, the two sides group norms and matrices differently, so they may be.
     """
 
     def __init__(
         self, sure: Mapping[Unit, Unit], beside: tuple[Companions, Companions], tells: Callable[[Unit], bool]
     ) -> None:
-        """Take the certain pairs, the companions of both sides, and which matrices tell.
+        """Keep the certain pairs, the companions of both sides, and which matrices show it.
 
         Inside of blocks that correspond, only convolutions do: before and after a linear layer, habits vary.
         """

@@ -19,6 +19,7 @@ from ckptfix.names.spellings import (
     NEIGHBOURS,
     NEIGHBOURS_OF_TORCHTUNE,
     OWN_ORDER,
+    REORDERED_QKV,
     UNTOLD,
 )
 
@@ -52,10 +53,12 @@ class RowOrders:
         last = module_of(name)[1]
         if last in HEAD_BY_HEAD:
             return IN_HEADS
-        if last not in (*FUSED_QKV, *UNTOLD):
+        if last not in (*FUSED_QKV, *REORDERED_QKV, *UNTOLD):
             return None
         if self.own or last in UNTOLD:
             return OWN
+        if last in REORDERED_QKV:
+            return str(REORDERED_QKV[last])
         return self.c_attn if last == "c_attn" else IN_ROW
 
 

@@ -13,9 +13,10 @@ import re
 from collections.abc import Collection, Sequence
 
 from ckptfix.align import roles
+from ckptfix.align.letters import COUNTING
 from ckptfix.align.roles import RoleEvidence
 
-_NUMBER = re.compile(r"\d{1,9}|(?<![A-Za-z])[a-h](?![A-Za-z])")
+_NUMBER = re.compile(rf"\d{{1,9}}|(?<![A-Za-z]){COUNTING}(?![A-Za-z])")
 
 
 def paired(

@@ -13,6 +13,7 @@ from dataclasses import field, replace
 from itertools import pairwise
 
 from ckptfix.align import assignment
+from ckptfix.align.letters import COUNTING
 from ckptfix.align.scores import ENOUGH
 from ckptfix.align.units import words
 from ckptfix.dataclass import dataclass
@@ -25,7 +26,7 @@ ROLES: dict[str, dict[str, str]] = {
         "out": "o out output wo dense proj c_proj",
         "fused": "qkv wqkv",
     },
-    "gated": {"gate": "gate g w1/3", "up": "up x w3/3", "down": "down w2/3"},
+    "gated": {"gate": "gate g w1/3 wi_0", "up": "up x w3/3 wi_1", "down": "down w2/3"},
     "feed-forward": {"first": "intermediate wi c_fc", "second": "down contract c_proj"},
     "path": {"shortcut": "shortcut downsample skip identity residual proj/f", "body": "body f/proj"},
     "block": {
@@ -60,8 +61,9 @@ ROLES: dict[str, dict[str, str]] = {
     "reverse": {"reverse": "reverse backward backwards bw bwd b/f", "forward": "forward forwards fw fwd f/b"},
 }
 """Kind -> part -> its terms. A term is a word, or two words in a row, or ``w1/3``: w1 if w3 is also among the choices
-(LLaMA, llama/model.py FeedForward). In the same way, ``f/b`` is f if b is among them. ``proj/f`` is from RegNet
-(torchvision/models/regnet.py ResBottleneckBlock, where f is the block without it). A term may play several parts."""
+(LLaMA, llama/model.py FeedForward). ``wi_0`` is the gate in T5 (modeling_t5.py T5DenseGatedActDense). ``f/b`` is f if b
+is among the choices. ``proj/f`` is from RegNet (torchvision/models/regnet.py ResBottleneckBlock, where f is the block
+without it). A term may play several parts."""
 
 LISTS = frozenset(["layer", "layers", "block", "blocks", "stage", "stages", "module", "modules", "net", "model"])
 """Words for any list of modules. If both sides have one, this means nothing."""
@@ -108,7 +110,7 @@ _BLOCK = re.compile(r".*(?:\d|\{\})(?=\.)")
 """Pattern of the block that contains a module: its path up to the last number of a list of modules."""
 
 _NUMBER = re.compile(r"\d+")
-_LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")
+_LETTER = re.compile(f"(?<![A-Za-z]){COUNTING}(?![A-Za-z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +230,8 @@ def _attends(text: str, played: Mapping[str, frozenset[str]]) -> bool:
 
 
 def _terms(text: str) -> list[str]:
-    """Return the words, pairs of neighboring words in one component, and w1, w2, w3."""
-    found = re.findall(r"\bw[1-3]\b", text)
+    """Return the words, pairs of neighboring words in one component, and w1, w2, w3, wi_0, wi_1."""
+    found = re.findall(r"\b(?:w[1-3]|wi_[01])\b", text)
     for component in text.split("."):
         single = ["norm" if word in NORMS else word for word in words(component)]
         found += [*single, *map("_".join, pairwise(single))]
@@ -303,8 +305,8 @@ def _ordinals(
         found = [(len(texts), sorted(places).index(place)) for place in places]
     elif (turns := _turns(roles, found)) is not None:
         return turns, any(played.keys() & {"attention", "recurrent"} for played in roles)
-    if gated:
-        found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
+    named = r"\b(?:w[1-3]|wi_[01])\b" if gated else r"\bwi_[01]\b"
+    found = [None if re.search(named, text) else row for text, row in zip(texts, found, strict=True)]
     if not _are_norms(texts, roles):
         return found, False
     placed = [None if played.get("cross") == _CROSS else _before(played) for played in roles]

@@ -88,3 +88,55 @@ def _bare(units: Sequence[Unit]) -> dict[str, Unit]:
         paths = [path[len(front) :] for path in paths]
     found = dict(zip(paths, units, strict=True))
     return found if len(found) == len(units) else {unit.path: unit for unit in units}
+
+
+def renumbered(links: Sequence[Link], a: ModelSide, b: ModelSide) -> list[Link]:
+    """Return the links that only a number in a name takes from a path which both sides have, with the same shapes.
+
+    They are in doubt, except where all numbers in this place are shifted: one side counts from 0, the other from 1.
+    """
+    paths = [{unit.path: unit for unit in side.units} for side in (a, b)]
+    moved = [link for link in links if _stays(link.one, paths[1], link.other, paths[0]) and _differ(link)]
+    if not moved:
+        return []
+    numbers = [_numbers_in_names(side.units) for side in (a, b)]
+    found = []
+    for link in moved:
+        (place, own), (twin, other) = (_in_name(unit.path, _differ(link)) for unit in (link.one, link.other))
+        if place == twin:
+            rows = [sorted(side[place]) for side in numbers]
+            steps = {tuple(map(int.__sub__, there, here)) for here, there in zip(*rows, strict=False)}
+            if len(rows[0]) != len(rows[1]) or steps != {tuple(map(int.__sub__, other, own))}:
+                found.append(link)
+    return found
+
+
+def _differ(link: Link) -> int:
+    """Return which component of two paths differs, from 1 on; 0 if several do, or if it is a place in a list."""
+    rows = [unit.path.split(".") for unit in (link.one, link.other)]
+    at = [at for at, (one, other) in enumerate(zip(*rows, strict=False)) if one != other]
+    return at[0] + 1 if len(rows[0]) == len(rows[1]) and len(at) == 1 and not rows[0][at[0]].isdecimal() else 0
+
+
+def _stays(one: Unit, theirs: Mapping[str, Unit], other: Unit, ours: Mapping[str, Unit]) -> bool:
+    """Return whether the other side has one of two modules under its own path."""
+    twins = theirs.get(one.path), ours.get(other.path)
+    return any(twin is not None and twin.signature == one.signature == other.signature for twin in twins)
+
+
+def _numbers_in_names(units: Sequence[Unit]) -> dict[str, set[tuple[int, ...]]]:
+    """Return place -> the numbers there, for each component with a number in a name."""
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for unit in units:
+        for count in range(1, unit.path.count(".") + 2):
+            place, numbers = _in_name(unit.path, count)
+            if numbers:
+                found.setdefault(place, set()).add(numbers)
+    return found
+
+
+def _in_name(path: str, count: int) -> tuple[str, tuple[int, ...]]:
+    """Return the first components of a path, the last of them as a template, and its numbers."""
+    *front, last = path.split(".")[:count]
+    text, numbers = template(last)
+    return ".".join((*front, text)), numbers

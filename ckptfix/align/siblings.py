@@ -11,9 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
+from ckptfix.align.letters import COUNTING
 from ckptfix.align.units import ModelSide, Unit
 
-_NUMBERED = re.compile(r"(?P<home>(?:.*\.)?)[A-Za-z_]+(?:(?P<list>\.?)(?P<number>\d+)|_(?P<letter>[a-h]))")
+_NUMBERED = re.compile(
+    rf"(?P<home>(?:.*\.)?)[A-Za-z_]+(?:(?P<list>\.?)(?P<number>\d+)|_(?P<letter>{COUNTING}))"
+)
 """A module with a number or letter of its own, or in a list of its own: ``conv1``, ``conv_a``, ``convs.0``.
 
 Places in lists do not count the same as numbers in names: ``shortcut.1`` is not the norm of ``conv1``.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
 
-from ckptfix.align import assignment
+from ckptfix.align import assignment, letters
 from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
 from ckptfix.align.groups import MOST, Sides, UnitGroup, alike, buckets, levelled, lonely_units
@@ -25,7 +25,7 @@ from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
 from ckptfix.align.result import Matching
 from ckptfix.align.roles import RoleEvidence, singular
-from ckptfix.align.same_names import trusted
+from ckptfix.align.same_names import renumbered, trusted
 from ckptfix.align.scores import ENOUGH, ordered_alike, ranks, same_block, undecided, unlike
 from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
@@ -156,7 +156,8 @@ def match(
 
 def _paired(source: Sequence[Slot], target: Sequence[Slot], reshape: bool, proven: Mapping[str, str]) -> Matching:
     """Return the matching without the rules that give its pairs."""
-    state = AlignState(side(source), side(target))
+    places = letters.series(*([slot.name for slot in slots] for slots in (source, target)))
+    state = AlignState(side(source, places), side(target, places))
     state.add(trusted(state.a, state.b, proven))
     held = reshaped(state.a.units, state.b.units) if reshape else frozenset()
     stacks = shared(state.a, state.b)
@@ -173,7 +174,7 @@ def _paired(source: Sequence[Slot], target: Sequence[Slot], reshape: bool, prove
     kept = {unit for unit in state.a.units if flat(unit) in held} if held else ()
     if state.compared <= COMPARED and settle(state, kept):
         _doubt_blocks(state)
-    for link in shifted(state):
+    for link in (*shifted(state), *renumbered(state.links, state.a, state.b)):
         if link.why != PROOF:
             _doubt(state, link)
     _name_rivals(state)

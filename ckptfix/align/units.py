@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ckptfix.align.letters import COUNTING, spelled
 from ckptfix.dataclass import dataclass
 from ckptfix.names import no_weights, spellings
 from ckptfix.names.slots import Slot
@@ -28,7 +29,9 @@ LEAVES = frozenset(_OWN.split())
 _RECURRENT = re.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")  # torch/nn/modules/rnn.py RNNBase
 _PARAMETRIZED = re.compile(r"(?:(.*)\.)?(parametrizations\.[^.]+\.[^.]+(?:\._[uv])?)")  # torch/nn/utils/parametrize.py
 _TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_NUMBER = re.compile(r"(?<!\bw(?=[1-3]\b))\d{1,18}|(?<=\d)[a-h](?![A-Za-z])|(?<=_)[a-h](?![A-Za-z0-9])")
+_NUMBER = re.compile(
+    rf"(?<!\bw(?=[1-3]\b))\d{{1,18}}|(?<=\d){COUNTING}(?![A-Za-z])|(?<=_){COUNTING}(?![A-Za-z0-9])"
+)
 # Letters count too: res2a_branch2b in Caffe's ResNet, conv_a and conv_b elsewhere. The numbers of w1, w2, w3 do not:
 # if there are three, the second is the last to run (LLaMA, llama/model.py FeedForward).
 _NUMBERED = re.compile(f"({_NUMBER.pattern})")
@@ -42,7 +45,7 @@ class Unit:
     """The tensors that a module itself has, or one parameter by itself.
 
     Attributes:
-        path: of the module, in canonical spelling (see `ckptfix.names.spellings`).
+        path: of the module, in canonical spelling (see `ckptfix.names.spellings` and `letters`).
         slots: leaf -> its slot, as named in the state dict; the leaf of a lone parameter is ``""``.
         optional: leaf, slot and family's id for those that a family allows to be absent.
         first, last: positions of its keys in the state dict.
@@ -163,8 +166,12 @@ def counted(one: str, other: str) -> bool:
     return False
 
 
-def side(slots: Sequence[Slot]) -> ModelSide:
-    """Return `slots`, in the order of a state dict, as units."""
+def side(slots: Sequence[Slot], places: frozenset[str] | None = None) -> ModelSide:
+    """Return `slots`, in the order of a state dict, as units.
+
+    Args:
+        places: where letters count (see `letters.series`); None for all of them.
+    """
     canonical = spellings.canonical([slot.name for slot in slots])
     shared: dict[object, Any] = {}  # thousands of modules have the same signature and template: keep each once
     homes: dict[str, PathParts] = {}
@@ -178,6 +185,7 @@ def side(slots: Sequence[Slot]) -> ModelSide:
             continue
         position += 1
         path, leaf = _split(canonical.get(slot.name, slot.name))
+        path = path if places is None else spelled(path, places)
         leaf = shared.setdefault(leaf, leaf)
         unit = units.get(path)
         if unit is None or leaf in unit.slots:
@@ -225,7 +233,7 @@ class PathParts(NamedTuple):
 
 
 def taken_apart(path: str, homes: dict[str, PathParts] | None = None) -> PathParts:
-    """Take a path apart.
+    """Split a path into its parts.
 
     Args:
         homes: paths up to their last dots -> their parts, which the parts of longer paths share.
@@ -266,7 +274,7 @@ CACHED = 1 << 11
 
 @lru_cache(CACHED)
 def _around(front: str) -> PathParts:
-    """Take the path of a module apart that holds others, with its last dot."""
+    """Split the path of a module that holds others, with its last dot."""
     texts: list[str] = []
     numbers: list[int] = []
     for component in front.split("."):

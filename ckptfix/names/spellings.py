@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from itertools import permutations
 from typing import Literal
 
 from ckptfix.dataclass import dataclass
@@ -127,6 +128,14 @@ _COUNTS = {"num_batches_tracked"}
 FUSED_QKV = ("qkv", "Wqkv", "qkv_proj", "to_qkv", "c_attn", "in_proj", "W_pack")
 """Modules that project to query, key and value together, in this order. GPT-NeoX's ``query_key_value`` is not included
 because it is ordered head by head."""
+
+REORDERED_QKV = {
+    name.replace("qkv", "".join(letters)): tuple(map(letters.index, "qkv"))
+    for name in FUSED_QKV
+    for letters in permutations("qkv")
+    if "qkv" in name and letters != tuple("qkv")
+}
+"""Modules whose names spell another order, such as ``kqv``: the places of query, key and value among their rows."""
 
 _SPLIT_QKV = (
     ("q_proj", "k_proj", "v_proj"),

@@ -1,8 +1,9 @@
-"""What equal outputs prove: the pairs of the tensors that the outputs depend on, in all of their parts but one.
+"""Proof by equal outputs: of the pairs of tensors that the outputs depend on, in all of their parts but one.
 
 Outputs say nothing about what they do not depend on: an expert that is not chosen, queries and keys if there is one
-token, the gates of a hidden state of zeros. Of the parts of a tensor, the last one has the place that is left. Outputs
-do not say either which of two tensors is which if the model does the same with both.
+token, the gates of a hidden state of zeros. If all parts of a tensor but one are
+proved, the last one has the place that is left. Outputs do not show either which of two tensors is which if the model
+does the same with both.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _SHAPES = re.compile(r"\b(?:transpose|permute|reshape)\b[^|]*\|?|\bdim=\d+")
 
 
 class Proof:
-    """What one run of the source shows.
+    """The result of one run of the source, which shows the tensors that its outputs depend on.
 
     Attributes:
         reached: names of the tensors that the outputs depend on, in all of their parts but one.
-        alike: name -> another tensor with which the model does the same.
+        twins: name -> a second tensor, if exchanging the two changes no output.
     """
 
     def __init__(self, both: Models, arguments: Arguments, *, alone: bool) -> None:
@@ -59,7 +60,7 @@ class Proof:
         import torch
 
         self._both, self._arguments, self._alone = both, arguments, alone
-        self.alike: dict[str, str] = {}
+        self.twins: dict[str, str] = {}
         self._state: Mapping[str, torch.Tensor] = both.source.state_dict(keep_vars=True)
         self._slopes = self._gradients()
         looked_up = {
@@ -90,8 +91,8 @@ class Proof:
         """
         doubts = {_key(pair): pair for pair in before.pairs}
         certain = {key for key, pair in doubts.items() if not pair.instead}
-        self.alike = self._alike([pair.source for pair in found.pairs if _key(pair) not in certain])
-        alike = set(map(_module, self.alike))
+        self.twins = self._twins([pair.source for pair in found.pairs if _key(pair) not in certain])
+        alike = set(map(_module, self.twins))
         proved = {
             _key(pair) for pair in found.pairs if _module(pair.source) not in alike and self._proves(pair, found.pairs)
         }
@@ -142,12 +143,12 @@ class Proof:
         if hidden:
             more = "" if len(hidden) == 1 else f" and {len(hidden) - 1:,} more tensors"
             return f"the outputs for this input do not depend on all of {hidden[0]}{more}"
-        for one, other in self.alike.items():
+        for one, other in self.twins.items():
             return f"for this input, the model does the same with {one} and {other}"
         return ""
 
-    def _alike(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the matrices among `names` that cannot be told from another one: the model does the same with both.
+    def _twins(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the matrices among `names` that may be exchanged: the model does the same with both.
 
         If they hold equal numbers, their gradients are equal.
         """

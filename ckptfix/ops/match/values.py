@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ckptfix.align.units import number_kind
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.elements.reader import content
+from ckptfix.formats import weights_of
 from ckptfix.io.source import Readers
 from ckptfix.ops.diff.content import HEAD, RenamedTensors, find_renamed, leaves
 from ckptfix.ops.target.targets import ExpectedModel
@@ -64,8 +65,11 @@ def same_values(source: ExpectedModel, target: ExpectedModel) -> dict[str, str]:
 
 def equal_values(side: ExpectedModel, one: str, other: str) -> bool | None:
     """Return whether two tensors of a side have equal bytes; None if too many bytes would have to be read."""
-    entries = {entry.key: entry for entry in side.entries if entry.key in (one, other)}
-    if side.checkpoint is None or len(entries) < 2:
+    if side.checkpoint is None:
+        return None
+    every = side.entries or weights_of(side.checkpoint, side.at, views=False)
+    entries = {entry.key: entry for entry in every if entry.key in (one, other)}
+    if len(entries) < 2:
         return None
     both = [leaves(entries[name]) for name in (one, other)]
     if len(both[0]) != 1 or len(both[1]) != 1 or both[0][0].dtype != both[1][0].dtype:

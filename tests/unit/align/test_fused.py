@@ -81,6 +81,49 @@ def test_both_ways(fused: Shapes, parts: Shapes, line: str) -> None:
     assert "concat" in rest or "stack" in rest
 
 
+@pytest.mark.parametrize(
+    ("fused", "parts", "line", "back"),
+    [
+        ("kqv", {"attn.qkv.weight": (3 * D, D)}, "qkv.weight | order to=1,0,2", "order to=1,0,2"),
+        ("to_vkq", {"attn.to_qkv.weight": (3 * D, D)}, "to_qkv.weight | order to=2,1,0", "order to=2,1,0"),
+        ("kvq", {"attn.c_attn.weight": (3 * D, D)}, "c_attn.weight | order to=2,0,1", "order to=1,2,0"),
+        ("kqv", {"attn.vqk.weight": (3 * D, D)}, "vqk.weight | order to=1,0,2 | order to=2,0,1",
+         "order to=1,2,0 | order to=1,0,2"),
+        ("kqv", split("q", "k", "v"), "{q,k,v}.weight | order to=1,0,2 | split", "concat | order to=1,0,2"),
+    ],
+)  # fmt: skip
+def test_the_order_that_a_name_spells(fused: str, parts: Shapes, line: str, back: str) -> None:
+    one, other = layered({f"attn.{fused}.weight": (3 * D, D), **OUT}), layered({**parts, **OUT})
+    complete, operations, rows = found(one, other)
+    assert complete and not operations.questions
+    assert rows == [f"layers.{{n}}.attn.{fused}.weight -> layers.{{n}}.attn.{line}"]
+    complete, _, rows = found(other, one)
+    assert complete and rows[0].partition(" | ")[2] == back
+    assert found(one, one) == (True, Operations(), [])
+
+
+def test_the_rows_of_a_name_that_spells_their_order(tmp_path: Path) -> None:
+    key, query, value = (torch.randn(D, D) for _ in range(3))
+    rows = {"attn.kqv.weight": torch.cat([key, query, value]), "attn.kqv.bias": torch.arange(3.0 * D)}
+    torch.save(rows, tmp_path / "a")
+    torch.save({"attn.qkv.weight": torch.zeros(3 * D, D), "attn.qkv.bias": torch.zeros(3 * D)}, tmp_path / "b")
+    ckptfix.match(tmp_path / "a", tmp_path / "out", tmp_path / "b")
+    made = torch.load(tmp_path / "out")
+    assert torch.equal(made["attn.qkv.weight"], torch.cat([query, key, value]))
+    assert made["attn.qkv.bias"][:D].tolist() == [*range(D, 2 * D)]
+
+
+@pytest.mark.parametrize("name", ["qkv", "c_attn", "query_key_value"])
+def test_parts_that_may_differ_in_size_are_put_in_no_order(name: str) -> None:
+    """Grouped heads: which rows are the query's is unknown."""
+    one, other = (layered({f"attn.{word}.weight": (2 * D, D), **OUT}) for word in ("kqv", name))
+    for source, target in ((one, other), (other, one)):
+        complete, operations, rows = found(source, target)
+        assert not complete and not rows
+        assert operations.refused and "different orders" in operations.questions[-1]
+    assert not found(one, layered({**split("q", "k", "v", D // 2), **OUT}))[0]
+
+
 def test_projections_of_gpt2() -> None:
     conv = {"attn.c_attn.weight": (D, 3 * D), "attn.c_proj.weight": (D, D), "mlp.c_fc.weight": (D, 4 * D),
             "mlp.c_proj.weight": (4 * D, D)}  # fmt: skip

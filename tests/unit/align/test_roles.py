@@ -15,6 +15,8 @@ SCORED = [
     (["encoder.h", "decoder.h"], ["enc.l", "dec.l"]),
     (["conv1", "conv2"], ["convs.0", "convs.1"]),
     (["conv_a", "conv_b"], ["conv1", "conv2"]),
+    (["mlp.wi_0", "mlp.wi_1"], ["mlp.gate_proj", "mlp.up_proj"]),
+    (["mlp.wi_0", "mlp.wi_1"], ["mlp.w1", "mlp.w3"]),
 ]
 
 
@@ -34,6 +36,7 @@ def test_each_fits_its_own_best_by_far(one: list[str], other: list[str]) -> None
         (["layers.a", "blocks.a"], ["layers.b", "blocks.b"]),
         (["gate", "up"], ["proj1", "proj2"]),
         (["w1", "w2", "w3"], ["fc1", "fc2", "fc3"]),
+        (["w1", "w2"], ["wi_0", "wi_1"]),
     ],
 )
 def test_what_says_nothing_fits_all_alike(one: list[str], other: list[str]) -> None:
