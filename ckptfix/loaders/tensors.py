@@ -41,7 +41,6 @@ class TensorMaker:
         warn: warn, once, when a tensor subclass becomes a plain tensor. Code that only copies the values can skip it.
         verify: compare the bytes of each storage with the CRC-32 stored in the file.
         mmap: map the file for storages whose bytes torch can use in place.
-        reading: performs all reads; a new one by default.
     """
 
     def __init__(
@@ -52,12 +51,11 @@ class TensorMaker:
         warn: bool = False,
         verify: bool = False,
         mmap: bool = False,
-        reading: Reading | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.verify = verify
         self.mmap = mmap
-        self.reading = Reading(checkpoint) if reading is None else reading
+        self.reading = Reading(checkpoint)
         self.verified: set[tuple[str, str]] = set()
         self.warn = warn
         self.restore = restore
@@ -65,6 +63,12 @@ class TensorMaker:
         self.storages: dict[tuple[str, str], torch.UntypedStorage] = {}
         self.maps: dict[str, torch.UntypedStorage | None] = {}
         self.copied: set[tuple[str, str]] = set()
+
+    def looking(self, restore: Move, *, mmap: bool = False) -> TensorMaker:
+        """Return a maker of tensors to look at. Both makers read from the same version, and verify a record once."""
+        made = TensorMaker(self.checkpoint, restore, verify=self.verify, mmap=mmap)
+        made.reading, made.verified = self.reading, self.verified
+        return made
 
     def __call__(self, entry: TensorEntry) -> torch.Tensor:
         """Return the tensor of `entry`.

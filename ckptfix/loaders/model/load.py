@@ -133,14 +133,13 @@ def load_into(
     _refuse_unwritable(fit, assign)
     if mmap or not assign:  # data that is read in order to be assigned is checked as it is read
         maker.check(fit.source.entries[old] for old in fit.pairs.values() if old in fit.source.entries)
-    refuse_two_values(fit, TensorMaker(checkpoint, unmoved, reading=maker.reading))
+    refuse_two_values(fit, maker.looking(unmoved))
     if not assign:
-        refuse_other_values(fit, TensorMaker(checkpoint, unmoved, reading=maker.reading))
+        refuse_other_values(fit, maker.looking(unmoved))
     extra = _extra_state(checkpoint, fit, maker)
     if goal.own_way:
-        # Only names and shapes matter here, and hooks that look at values are rare, so no data is read for it.
-        looked_at = TensorMaker(checkpoint, where, mmap=True, reading=maker.reading)
-        torch_way.rehearse(fit, looked_at, extra, assign=assign)
+        # What a hook takes under other keys than those of the model is verified here, and only mapped.
+        torch_way.rehearse(fit, maker.looking(where, mmap=True), extra, assign=assign)
     empty = not (fit.pairs or fit.complete or allow_empty)
     done = fit.complete or not (strict or empty or codes)
     report = _report(checkpoint, fit, done, assign)
