@@ -197,9 +197,9 @@ def sums_of(name: str) -> dict[int, tuple[int, int]]:
 
 def threads(count: int, name: str = "") -> ThreadPoolExecutor:
     """Create a pool of threads that share the open files of the current command."""
-    from concurrent.futures import ThreadPoolExecutor
+    from ckptfix.io.pool import Threads
 
-    return ThreadPoolExecutor(count, name, initializer=_join, initargs=(COMMAND.pool,))
+    return Threads(count, name, initializer=_join, initargs=(COMMAND.pool,))
 
 
 def _join(pool: Pool | None) -> None:

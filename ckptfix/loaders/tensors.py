@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -89,9 +90,19 @@ class TensorMaker:
         except DamagedFile as error:
             error.where = error.where or entry.name
             raise
+
+    @contextmanager
+    def _representing(self) -> Iterator[None]:
+        """Let torch make a tensor from parts that were read.
+
+        Raises:
+            DamagedFile: torch cannot represent it.
+        """
+        try:
+            yield
         except (RuntimeError, OverflowError, ValueError, TypeError, IndexError) as error:
             message = f"torch cannot represent this tensor: {str(error).splitlines()[0]}"
-            raise DamagedFile(message, path=self.checkpoint.path, where=entry.name) from error
+            raise DamagedFile(message, path=self.checkpoint.path) from error
 
     def make(self, entry: TensorEntry) -> torch.Tensor:
         load = KINDS[entry.kind].load
@@ -111,9 +122,10 @@ class TensorMaker:
     def _as_saved(self, tensor: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
         import torch
 
-        if entry.parameter:
-            return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
-        return tensor.requires_grad_() if entry.requires_grad else tensor
+        with self._representing():
+            if entry.parameter:
+                return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
+            return tensor.requires_grad_() if entry.requires_grad else tensor
 
     def dtype(self, entry: TensorEntry) -> torch.dtype:
         import torch
@@ -126,7 +138,8 @@ class TensorMaker:
     def meta(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
-        return torch.empty_strided(entry.shape, entry.stride, dtype=self.dtype(entry), device="meta")
+        with self._representing():
+            return torch.empty_strided(entry.shape, entry.stride, dtype=self.dtype(entry), device="meta")
 
     def dense(self, entry: TensorEntry) -> torch.Tensor:
         assert entry.storage is not None
@@ -136,50 +149,53 @@ class TensorMaker:
         """Return the dense tensor of `entry` on `storage`."""
         import torch
 
-        empty = torch.empty((0,), dtype=self.dtype(entry), device=storage.device)
-        tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
-        marks = dict.fromkeys(entry.lazy, True)
-        if marks:
-            torch._utils.set_tensor_metadata(tensor, marks)
-        return tensor
+        with self._representing():
+            empty = torch.empty((0,), dtype=self.dtype(entry), device=storage.device)
+            tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
+            marks = dict.fromkeys(entry.lazy, True)
+            if marks:
+                torch._utils.set_tensor_metadata(tensor, marks)
+            return tensor
 
     def quantized(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         scheme, *values = entry.detail.split(", ")
-        numbers = [_number(value) for value in values]
         parts = [self(part) for part in entry.parts]
         assert entry.storage is not None
         dtype = self.dtype(entry)
         storage = self.storage(entry.storage, entry.itemsize)
         shape, device = entry.shape, storage.device
-        if scheme.startswith("per_channel"):
-            (scales, zero_points), (axis,) = parts, numbers
-            empty = torch._empty_per_channel_affine_quantized(
-                shape, scales=scales, zero_points=zero_points, axis=int(axis), dtype=dtype, device=device
-            )
-        else:
-            scale, zero_point = numbers
-            empty = torch._empty_affine_quantized(
-                shape, scale=scale, zero_point=int(zero_point), dtype=dtype, device=device
-            )
-        tensor: torch.Tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
-        return tensor
+        with self._representing():
+            numbers = [_number(value) for value in values]
+            if scheme.startswith("per_channel"):
+                (scales, zero_points), (axis,) = parts, numbers
+                empty = torch._empty_per_channel_affine_quantized(
+                    shape, scales=scales, zero_points=zero_points, axis=int(axis), dtype=dtype, device=device
+                )
+            else:
+                scale, zero_point = numbers
+                empty = torch._empty_affine_quantized(
+                    shape, scale=scale, zero_point=int(zero_point), dtype=dtype, device=device
+                )
+            tensor: torch.Tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
+            return tensor
 
     def sparse(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         layout, _, coalesced = entry.detail.partition(", coalesced=")
         parts = [self(part) for part in entry.parts]
-        if len(parts) == 2:
-            ready = coalesced == "True" if coalesced else None
-            return torch.sparse_coo_tensor(
-                parts[0], parts[1], entry.shape, is_coalesced=ready, check_invariants=True
+        with self._representing():
+            if len(parts) == 2:
+                ready = coalesced == "True" if coalesced else None
+                return torch.sparse_coo_tensor(
+                    parts[0], parts[1], entry.shape, is_coalesced=ready, check_invariants=True
+                )
+            kind = getattr(torch, layout) if layout in LAYOUTS else None
+            return torch.sparse_compressed_tensor(
+                parts[0], parts[1], parts[2], entry.shape, layout=kind, check_invariants=True
             )
-        kind = getattr(torch, layout) if layout in LAYOUTS else None
-        return torch.sparse_compressed_tensor(
-            parts[0], parts[1], parts[2], entry.shape, layout=kind, check_invariants=True
-        )
 
     def storage(self, storage: Storage, itemsize: int) -> torch.UntypedStorage:
         """Return the untyped storage on its device. Its address is a multiple of `itemsize`."""
@@ -188,7 +204,8 @@ class TensorMaker:
         made = self.storages.get(storage.identity)
         if made is None:
             if storage.data is None:  # a storage on the meta device has no bytes
-                made = self.storages[storage.identity] = torch.UntypedStorage(storage.nbytes, device="meta")
+                with self._representing():
+                    made = self.storages[storage.identity] = torch.UntypedStorage(storage.nbytes, device="meta")
                 return made
             lies = in_one_piece(storage.data)
             data = little_endian(lies, self.checkpoint.byteorder, self.units.get(storage.identity, itemsize))
@@ -373,7 +390,12 @@ class TensorMaker:
                     self.maps[path] = None
                     return None
                 seen = self.reading.marks.setdefault(path, source.mark)
-                whole = torch.UntypedStorage.from_file(path, False, seen.size)
+                try:
+                    whole = torch.UntypedStorage.from_file(path, False, seen.size)
+                except RuntimeError as error:
+                    refuse_changed(path, stamp(path), seen)
+                    message = f"torch cannot map it: {str(error).splitlines()[0]}"
+                    raise Refused(message, path=path, hint="leave out mmap=True to read it instead") from error
                 assert isinstance(whole, torch.UntypedStorage)
                 # torch maps by name, so check that the name still belongs to the same file.
                 refuse_changed(path, stamp(path), seen)

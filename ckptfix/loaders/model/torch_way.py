@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, LoadMismatch
-from ckptfix.io.source import cause_of
 from ckptfix.loaders.model.fitting import Fit, shapes_differ
 from ckptfix.loaders.model.overflow import out_of_range
 from ckptfix.loaders.model.places import (
@@ -28,9 +27,11 @@ from ckptfix.loaders.model.places import (
     loads_own_way,
     local_tensors,
     overrides,
+    put_back,
     shape_of,
 )
-from ckptfix.loaders.model.report import Mismatch, named
+from ckptfix.loaders.model.report import Mismatch
+from ckptfix.loaders.model.so_far import listed, telling
 from ckptfix.loaders.sources import EXTRA_STATE
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.names import wrappers
@@ -224,7 +225,7 @@ def _load_blank(
             if tensor.is_meta:
                 tensors.blank(prefix + name)
 
-    standin._load_state_dict_pre_hooks[-1] = blank  # type: ignore[assignment]
+    standin._load_state_dict_pre_hooks[-1] = blank
     try:
         standin._load_from_state_dict(tensors, prefix, version, True, missing, unexpected, errors)
     except CkptfixError:
@@ -337,23 +338,20 @@ def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign
         Key of the model -> count of numbers that left the range of its dtype, for each copied tensor.
 
     Raises:
-        LoadMismatch: a module refused what it accepted in the rehearsal; some tensors may have changed.
-        DamagedFile: the file changed in the meantime; the message lists what the modules had received.
+        LoadMismatch: a module refused what it accepted in the rehearsal.
+        DamagedFile: the file changed in the meantime. Each error lists what the modules had received.
     """
     state = _state(fit, maker, extra, keeps=assign)
-    before = [(place, getattr(place.module, place.name)) for place in fit.target.places] if assign else []
-    try:
+
+    def given() -> str:
+        if assign:
+            return "the model has its own tensors again"
+        names = listed(list(state.given), [*state.given, *fit.target.names]) if state.given else "nothing"
+        return f"the model's modules had already received {names}"
+
+    with telling(given, maker.checkpoint.path), put_back(fit.target.places if assign else ()):
         _perform(fit, state, assign=assign)
         maker.reading.refuse_changes()
-    except BaseException as error:
-        for place, tensor in before:
-            setattr(place.module, place.name, tensor)
-        if not isinstance(error, CkptfixError) or isinstance(error, LoadMismatch):
-            raise
-        cause = cause_of(error)
-        given = f"the model's modules had already received {named(state.given) if state.given else 'nothing'}"
-        cause.message = f"{cause.message}; {'the model has its own tensors again' if assign else given}"
-        raise cause from error.__cause__
     return dict(state.given)
 
 

@@ -79,7 +79,7 @@ def test_parameters_in_one_flat_tensor_stay_there(
 
 def test_hooks_of_a_refused_load_leave_the_module_alone(tmp_path: Path) -> None:
     """A setter of nn.LSTM keeps a list of its weights."""
-    model = nn.LSTM(2, 3)
+    model: Any = nn.LSTM(2, 3)
     before = list(model._flat_weights)
     model.register_load_state_dict_post_hook(lambda module, keys: setattr(module, "seen", True))
     model.register_load_state_dict_pre_hook(lambda module, *_: module.__dict__.setdefault("begun", True))
@@ -129,24 +129,24 @@ class Unchecked(nn.Module):
         return super().load_state_dict(new, *args, **kwargs)
 
 
-def renaming() -> nn.Module:
+def renaming() -> Any:
     def rename(state: Any, prefix: str, *_: Any) -> None:
         if f"{prefix}w" in state:
             state[f"{prefix}weight"] = state.pop(f"{prefix}w")
 
-    model = layers()
+    model: Any = layers()
     model[1]._register_load_state_dict_pre_hook(rename)
     return model
 
 
-def filling() -> nn.Module:
+def filling() -> Any:
     """A model with a buffer that its hook makes only when it loads."""
 
     def fill(module: nn.Module, state: Any, prefix: str, *_: Any) -> None:
         if f"{prefix}more" in state:
             module.register_buffer("more", torch.empty(5))
 
-    model = layers()
+    model: Any = layers()
     model[1].register_load_state_dict_pre_hook(fill)
     return model
 
