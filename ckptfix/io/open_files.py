@@ -64,6 +64,9 @@ class OpenFile:
 _lock = threading.RLock()
 """The lock of all descriptors; one is enough, because opening a file takes only microseconds."""
 
+if hasattr(os, "register_at_fork"):  # no other thread would release it in the child
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
 
 class Pool:
     """The open files of a command, by name; the least recently used one is closed first."""
