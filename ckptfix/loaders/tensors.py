@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, RangeCheck,
 from ckptfix.checkpoint.byte_ranges import in_one_piece
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import quoted
-from ckptfix.errors import DamagedFile, Refused, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.formats.torch.tensors import KINDS, LAYOUTS
 from ckptfix.formats.torch.zip import archive_of
@@ -87,7 +87,7 @@ class TensorMaker:
     def _made(self, entry: TensorEntry, make: Callable[[TensorEntry], torch.Tensor]) -> torch.Tensor:
         try:
             return make(entry)
-        except DamagedFile as error:
+        except CkptfixError as error:
             error.where = error.where or entry.name
             raise
 
@@ -190,11 +190,17 @@ class TensorMaker:
             if len(parts) == 2:
                 ready = coalesced == "True" if coalesced else None
                 return torch.sparse_coo_tensor(
-                    parts[0], parts[1], entry.shape, is_coalesced=ready, check_invariants=True
+                    *(parts[0], parts[1], entry.shape),
+                    device=parts[1].device,
+                    is_coalesced=ready,
+                    check_invariants=True,
                 )
             kind = getattr(torch, layout) if layout in LAYOUTS else None
             return torch.sparse_compressed_tensor(
-                parts[0], parts[1], parts[2], entry.shape, layout=kind, check_invariants=True
+                *(parts[0], parts[1], parts[2], entry.shape),
+                device=parts[2].device,
+                layout=kind,
+                check_invariants=True,
             )
 
     def storage(self, storage: Storage, itemsize: int) -> torch.UntypedStorage:
@@ -242,10 +248,16 @@ class TensorMaker:
         self.fill([(storage, self.planned(storage, data, bytes_of(made, 0, data.length), summed=summed))])
         return made
 
-    def planned(self, storage: Storage, data: Data, view: memoryview, *, summed: bool = True) -> Fill:
-        """Return how to fill `view` with `data`, which is all or a part of `storage`, and with which checks."""
+    def planned(
+        self, storage: Storage, data: Data, view: memoryview, *, summed: bool = True, where: str | None = None
+    ) -> Fill:
+        """Return how to fill `view` with `data`, which is all or a part of `storage`, and with which checks.
+
+        Args:
+            where: the tensor that errors name.
+        """
         checks = tuple(self._checks(storage, data)) if self.verify and summed else ()
-        return Fill(data, view, checks, all_of_them=storage.identity not in self.verified)
+        return Fill(data, view, checks, all_of_them=storage.identity not in self.verified, where=where)
 
     def fill(self, parts: Sequence[tuple[Storage, Fill]], progress: Progress | None = None) -> None:
         """Fill memory with parts of storages, and keep `progress` up to date.
@@ -322,12 +334,13 @@ class TensorMaker:
                     due.setdefault(storage.identity, (storage, entry.name))
         rows = [(storage, name, check) for storage, name in due.values() for check in self._all_checks(storage)]
         sums = Checksums([check.data for _, _, check in rows])
-        for number, (storage, name, check) in enumerate(rows):
-            try:
-                self._compare(storage, check, sums.value(number))
-            except DamagedFile as error:
-                error.where = error.where or name
-                raise
+        with closing(sums):
+            for number, (storage, name, check) in enumerate(rows):
+                try:
+                    self._compare(storage, check, sums.value(number))
+                except CkptfixError as error:
+                    error.where = error.where or name
+                    raise
         self.verified.update(due)
 
     def check_storage(self, storage: Storage) -> None:
@@ -352,7 +365,7 @@ class TensorMaker:
             yield RangeCheck(storage.key, data, storage.crc32 or 0)
 
     def _compare(self, storage: Storage, check: RangeCheck, crc32: int) -> None:
-        if crc32 != check.crc32 and (storage.crc32 or is_spliced(storage.data)):
+        if self.verify and crc32 != check.crc32 and (storage.crc32 or is_spliced(storage.data)):
             raise self._differs(storage, check, crc32)
 
     def forget(self, following: TensorEntry | None = None) -> None:
