@@ -347,16 +347,17 @@ def _wrong_kind(entry: TensorEntry, tensor: object, assign: bool) -> str | None:
         return _without_gradients(entry, tensor)
     if any(step == 0 and size > 1 for size, step in _steps(tensor)):
         return "expanded in the model: several of its elements share memory"
+    if entry.dtype.startswith("complex") and not tensor.is_complex():
+        return f"complex in the file, {dtype_of(tensor)} in the model"
+    if is_lazy(tensor):
+        return None if entry.kind == "dense" else f"{entry.kind} in the file, a parameter without a shape in the model"
     if tensor._is_zerotensor():
         return "a tensor of zeros without memory in the model"
     if (why := kind.misfit(entry, tensor)) is not None:
         return why
-    if entry.kind == "dense" and not tensor.is_quantized and not is_lazy(tensor) and not tensor.is_meta:
-        dtype = dtype_of(tensor)
-        if not _casts(entry.dtype, dtype, tensor.device.type):
-            return f"{entry.dtype} in the file, {dtype} in the model: torch does not copy one to the other"
-    if entry.dtype.startswith("complex") and not tensor.is_complex():
-        return f"complex in the file, {dtype_of(tensor)} in the model"
+    dtype = dtype_of(tensor)
+    if entry.kind == "dense" and not tensor.is_quantized and not _casts(entry.dtype, dtype, tensor.device.type):
+        return f"{entry.dtype} in the file, {dtype} in the model: torch does not copy one to the other"
     return None
 
 

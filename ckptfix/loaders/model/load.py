@@ -63,8 +63,8 @@ def load_into(
     the model's dtype. Keys that the model ties count as one.
 
     Modules that load in their own way (hooks, an overridden ``_load_from_state_dict``, extra state) still do so. Such
-    hooks run twice: first on a copy of the module without data, to find out whether everything fits before anything is
-    changed.
+    hooks, before and after a load, run twice: first on a copy of the module without data, to find out whether
+    everything fits before anything is changed.
 
     Args:
         map_location: device for assigned tensors, as for torch.load. Copies go straight to the parameter's device, so
@@ -92,7 +92,9 @@ def load_into(
 
     Raises:
         LoadMismatch: model and file disagree and `strict` is True, or nothing of the file fits, or codes of a quantized
-            weight would become a parameter of a different dtype. Its `report` has the details; nothing was changed.
+            weight would become a parameter of a different dtype. Its `report` has the details; nothing was changed. Or
+            torch or the model's own code raised an error while the model was changed; there is no `report`, and the
+            message says what the model had received. An interrupt stays one, with a note that says so.
         Refused: several state dicts fit equally well or, with ``strict=False``, several base prefixes do. Or the model
             is on the meta device and `assign` is False, or it was made in inference mode, or is not a torch.nn.Module.
             Or the file has no state dict.

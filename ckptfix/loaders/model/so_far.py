@@ -50,6 +50,8 @@ def copied(names: Sequence[str], loaded: Collection[int], torn: Collection[int])
         parts.append(f"{those(torn)} may be partly overwritten")
     if not parts:
         return "the model was not changed"
+    if len(loaded) == len(names):
+        return parts[0]
     return f"{', '.join(parts)}, and {'the others were not' if loaded else 'the rest of the model was not changed'}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import weakref
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,33 @@ def test_equal_copies_are_compared_without_memory_for_them(
     monkeypatch.setattr("ckptfix.loaders.tensors.TensorMaker.once", counted)
     ckptfix.load_into(Tied(), path)
     assert not made
+
+
+def test_one_converted_tensor_is_held_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "a.pth", nn.Linear(5, 4).state_dict())
+    held: list[weakref.ref[torch.Tensor]] = []
+    once = ckptfix.loaders.tensors.TensorMaker.once
+
+    def watched(self: Any, entry: Any) -> Any:
+        assert not any(one() is not None for one in held)
+        made = once(self, entry)
+        held.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr("ckptfix.loaders.tensors.TensorMaker.once", watched)
+    ckptfix.load_into(nn.Linear(5, 4).double(), path)
+    assert len(held) == 2
+
+
+@pytest.mark.parametrize(
+    ("weight", "why"), [(EYE.to_sparse(), "sparse in the file, a parameter without a shape"), (EYE * 1j, "complex in")]
+)
+def test_a_parameter_without_a_shape_takes_plain_real_tensors(tmp_path: Path, weight: torch.Tensor, why: str) -> None:
+    path = saved(tmp_path / "a.pth", {"weight": weight, "bias": tensor(4)})
+    model = nn.LazyLinear(4)
+    with pytest.raises(LoadMismatch, match=why):
+        ckptfix.load_into(model, path)
+    assert nn.parameter.is_lazy(model.weight)
 
 
 @pytest.mark.parametrize("verify", [False, True])
