@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import pairwise
 
 from ckptfix.align.units import Unit, fronts
+from ckptfix.cached import cached_property
 from ckptfix.dataclass import dataclass
 
 

@@ -12,10 +12,11 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import islice
 
 from ckptfix.align.units import CACHED, Signature, Unit, holders, is_numbered, siblings, words
+from ckptfix.cached import cached_property
 from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import field
-from functools import cached_property
 from itertools import islice
 
 from ckptfix.align.groups import Effort, Sides, UnitGroup, alike, listed_otherwise
@@ -14,6 +13,7 @@ from ckptfix.align.pairs import Link
 from ckptfix.align.scores import rising
 from ckptfix.align.siblings import Companions
 from ckptfix.align.units import ModelSide, Signature, Unit
+from ckptfix.cached import cached_property
 from ckptfix.dataclass import dataclass
 
 SHOWN = 8

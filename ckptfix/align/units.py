@@ -10,11 +10,12 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ckptfix.align.letters import COUNTING, spelled
+from ckptfix.cached import cached_property
 from ckptfix.dataclass import dataclass
 from ckptfix.names import no_weights, spellings
 from ckptfix.names.slots import Slot

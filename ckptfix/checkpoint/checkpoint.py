@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from ckptfix.cached import cached_property
 from ckptfix.checkpoint.byte_ranges import Spliced
 from ckptfix.checkpoint.file_version import FileVersion
 from ckptfix.checkpoint.tensors import TensorEntry

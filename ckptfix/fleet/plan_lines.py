@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
+from ckptfix.cached import cached_property
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.io.source import Source, found_as, open_source, stamp

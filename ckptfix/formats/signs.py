@@ -7,8 +7,8 @@ unparsed directory of a zip, or the names in a folder.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
+from ckptfix.cached import cached_property
 from ckptfix.errors import CkptfixError
 from ckptfix.io.source import is_local, open_source
 from ckptfix.urls import scan_folder

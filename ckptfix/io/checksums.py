@@ -71,6 +71,10 @@ class Checksums:
             crc = crc32_joined(crc, self._sum_of(task, 0), part.data.length)
         return crc
 
+    def close(self) -> None:
+        """End the threads, also if not all checksums were requested."""
+        self._begun.close()
+
     def segment(self, index: int, pack: Callable[[int], bytes], blank: bytes) -> Derived:
         """Return `pack(checksum)` of the range number `index` as a segment; `blank` is ``pack(0)``."""
         sources = read_from(self._ranges[index])

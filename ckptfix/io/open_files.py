@@ -64,6 +64,9 @@ class OpenFile:
 _lock = threading.RLock()
 """The lock of all descriptors; one is enough, because opening a file takes only microseconds."""
 
+if hasattr(os, "register_at_fork"):  # no other thread would release it in the child
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
 
 class Pool:
     """The open files of a command, by name; the least recently used one is closed first."""
@@ -197,9 +200,9 @@ def sums_of(name: str) -> dict[int, tuple[int, int]]:
 
 def threads(count: int, name: str = "") -> ThreadPoolExecutor:
     """Create a pool of threads that share the open files of the current command."""
-    from concurrent.futures import ThreadPoolExecutor
+    from ckptfix.io.pool import Threads
 
-    return ThreadPoolExecutor(count, name, initializer=_join, initargs=(COMMAND.pool,))
+    return Threads(count, name, initializer=_join, initargs=(COMMAND.pool,))
 
 
 def _join(pool: Pool | None) -> None:

@@ -109,9 +109,9 @@ class Syncing:
 
     def _submit(self, call: Callable[[T], None], argument: T) -> Future[None]:
         if self._pool is None:
-            from concurrent.futures import ThreadPoolExecutor
+            from ckptfix.io.pool import Threads
 
-            self._pool = ThreadPoolExecutor(1, "sync")
+            self._pool = Threads(1, "sync")
         return self._pool.submit(call, argument)
 
 

@@ -17,7 +17,7 @@ from ckptfix import platform
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck
 from ckptfix.checkpoint.byte_ranges import pieces_of, segment_length
 from ckptfix.checkpoint.file_version import FileStat
-from ckptfix.errors import IsFolder
+from ckptfix.errors import ChangedFile, CkptfixError, IsFolder
 from ckptfix.io import background_checks
 from ckptfix.io.checksums import Checksums, crc32_joined
 from ckptfix.io.crc import checksum
@@ -70,12 +70,14 @@ class Fill(NamedTuple):
     Attributes:
         checks: checksums of `data`, or of pieces of it.
         all_of_them: also verify, in separate reads, the pieces that are read only in part.
+        where: the tensor that errors name.
     """
 
     data: Data
     view: memoryview
     checks: Sequence[RangeCheck] = ()
     all_of_them: bool = True
+    where: str | None = None
 
 
 class Progress:
@@ -118,7 +120,7 @@ class Reading:
         progress = Progress() if progress is None else progress
         rows: list[_Row] = []
         rest: list[RangeCheck] = []
-        for number, (data, view, checks, all_of_them) in enumerate(fills):
+        for number, (data, view, checks, all_of_them, where) in enumerate(fills):
             due = {check.data: check for check in checks}
             at = 0
             for piece in pieces_of(data):
@@ -126,7 +128,7 @@ class Reading:
                 at += len(part)
                 check = None if isinstance(piece, bytes) else due.pop(piece, None)
                 if isinstance(piece, ByteRange):
-                    rows.append(_Row(number, piece, part, check))
+                    rows.append(_Row(number, piece, part, check, where))
                     continue
                 progress.begun.add(number)
                 crc = _copied((piece,) if isinstance(piece, bytes) else read_chunks(piece), part, summed=bool(check))
@@ -222,8 +224,10 @@ class Reading:
                 progress.begun.add(share.number)
                 try:
                     made[nth] = self._filled(share)
-                except BaseException:
+                except BaseException as error:
                     left.clear()
+                    if isinstance(error, CkptfixError) and not isinstance(error, ChangedFile):
+                        error.where = error.where or share.where
                     raise
 
         other: Future[None] | None = None
@@ -280,12 +284,13 @@ class _Row(NamedTuple):
     piece: ByteRange
     view: memoryview
     check: RangeCheck | None
+    where: str | None
 
     def shares(self, most: int) -> Iterator[_Row]:
         """Yield parts of at most `most` bytes."""
         for at in range(0, len(self.view), most):
             view = self.view[at : at + most]
-            yield _Row(self.number, self.piece.sub(at, len(view)), view, self.check)
+            yield _Row(self.number, self.piece.sub(at, len(view)), view, self.check, self.where)
 
 
 def _refuse_short(source: Source, piece: ByteRange) -> None:

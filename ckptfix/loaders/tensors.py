@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, RangeCheck,
 from ckptfix.checkpoint.byte_ranges import in_one_piece
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import quoted
-from ckptfix.errors import DamagedFile, Refused, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.formats.torch.tensors import KINDS, LAYOUTS
 from ckptfix.formats.torch.zip import archive_of
@@ -41,7 +42,6 @@ class TensorMaker:
         warn: warn, once, when a tensor subclass becomes a plain tensor. Code that only copies the values can skip it.
         verify: compare the bytes of each storage with the CRC-32 stored in the file.
         mmap: map the file for storages whose bytes torch can use in place.
-        reading: performs all reads; a new one by default.
     """
 
     def __init__(
@@ -52,12 +52,11 @@ class TensorMaker:
         warn: bool = False,
         verify: bool = False,
         mmap: bool = False,
-        reading: Reading | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.verify = verify
         self.mmap = mmap
-        self.reading = Reading(checkpoint) if reading is None else reading
+        self.reading = Reading(checkpoint)
         self.verified: set[tuple[str, str]] = set()
         self.warn = warn
         self.restore = restore
@@ -65,6 +64,12 @@ class TensorMaker:
         self.storages: dict[tuple[str, str], torch.UntypedStorage] = {}
         self.maps: dict[str, torch.UntypedStorage | None] = {}
         self.copied: set[tuple[str, str]] = set()
+
+    def looking(self, restore: Move, *, mmap: bool = False) -> TensorMaker:
+        """Return a maker of tensors to look at. Both makers read from the same version, and verify a record once."""
+        made = TensorMaker(self.checkpoint, restore, verify=self.verify, mmap=mmap)
+        made.reading, made.verified = self.reading, self.verified
+        return made
 
     def __call__(self, entry: TensorEntry) -> torch.Tensor:
         """Return the tensor of `entry`.
@@ -82,12 +87,22 @@ class TensorMaker:
     def _made(self, entry: TensorEntry, make: Callable[[TensorEntry], torch.Tensor]) -> torch.Tensor:
         try:
             return make(entry)
-        except DamagedFile as error:
+        except CkptfixError as error:
             error.where = error.where or entry.name
             raise
+
+    @contextmanager
+    def _representing(self) -> Iterator[None]:
+        """Let torch make a tensor from parts that were read.
+
+        Raises:
+            DamagedFile: torch cannot represent it.
+        """
+        try:
+            yield
         except (RuntimeError, OverflowError, ValueError, TypeError, IndexError) as error:
             message = f"torch cannot represent this tensor: {str(error).splitlines()[0]}"
-            raise DamagedFile(message, path=self.checkpoint.path, where=entry.name) from error
+            raise DamagedFile(message, path=self.checkpoint.path) from error
 
     def make(self, entry: TensorEntry) -> torch.Tensor:
         load = KINDS[entry.kind].load
@@ -107,9 +122,10 @@ class TensorMaker:
     def _as_saved(self, tensor: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
         import torch
 
-        if entry.parameter:
-            return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
-        return tensor.requires_grad_() if entry.requires_grad else tensor
+        with self._representing():
+            if entry.parameter:
+                return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
+            return tensor.requires_grad_() if entry.requires_grad else tensor
 
     def dtype(self, entry: TensorEntry) -> torch.dtype:
         import torch
@@ -122,7 +138,8 @@ class TensorMaker:
     def meta(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
-        return torch.empty_strided(entry.shape, entry.stride, dtype=self.dtype(entry), device="meta")
+        with self._representing():
+            return torch.empty_strided(entry.shape, entry.stride, dtype=self.dtype(entry), device="meta")
 
     def dense(self, entry: TensorEntry) -> torch.Tensor:
         assert entry.storage is not None
@@ -132,50 +149,59 @@ class TensorMaker:
         """Return the dense tensor of `entry` on `storage`."""
         import torch
 
-        empty = torch.empty((0,), dtype=self.dtype(entry), device=storage.device)
-        tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
-        marks = dict.fromkeys(entry.lazy, True)
-        if marks:
-            torch._utils.set_tensor_metadata(tensor, marks)
-        return tensor
+        with self._representing():
+            empty = torch.empty((0,), dtype=self.dtype(entry), device=storage.device)
+            tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
+            marks = dict.fromkeys(entry.lazy, True)
+            if marks:
+                torch._utils.set_tensor_metadata(tensor, marks)
+            return tensor
 
     def quantized(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         scheme, *values = entry.detail.split(", ")
-        numbers = [_number(value) for value in values]
         parts = [self(part) for part in entry.parts]
         assert entry.storage is not None
         dtype = self.dtype(entry)
         storage = self.storage(entry.storage, entry.itemsize)
         shape, device = entry.shape, storage.device
-        if scheme.startswith("per_channel"):
-            (scales, zero_points), (axis,) = parts, numbers
-            empty = torch._empty_per_channel_affine_quantized(
-                shape, scales=scales, zero_points=zero_points, axis=int(axis), dtype=dtype, device=device
-            )
-        else:
-            scale, zero_point = numbers
-            empty = torch._empty_affine_quantized(
-                shape, scale=scale, zero_point=int(zero_point), dtype=dtype, device=device
-            )
-        tensor: torch.Tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
-        return tensor
+        with self._representing():
+            numbers = [_number(value) for value in values]
+            if scheme.startswith("per_channel"):
+                (scales, zero_points), (axis,) = parts, numbers
+                empty = torch._empty_per_channel_affine_quantized(
+                    shape, scales=scales, zero_points=zero_points, axis=int(axis), dtype=dtype, device=device
+                )
+            else:
+                scale, zero_point = numbers
+                empty = torch._empty_affine_quantized(
+                    shape, scale=scale, zero_point=int(zero_point), dtype=dtype, device=device
+                )
+            tensor: torch.Tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
+            return tensor
 
     def sparse(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         layout, _, coalesced = entry.detail.partition(", coalesced=")
         parts = [self(part) for part in entry.parts]
-        if len(parts) == 2:
-            ready = coalesced == "True" if coalesced else None
-            return torch.sparse_coo_tensor(
-                parts[0], parts[1], entry.shape, is_coalesced=ready, check_invariants=True
+        with self._representing():
+            if len(parts) == 2:
+                ready = coalesced == "True" if coalesced else None
+                return torch.sparse_coo_tensor(
+                    *(parts[0], parts[1], entry.shape),
+                    device=parts[1].device,
+                    is_coalesced=ready,
+                    check_invariants=True,
+                )
+            kind = getattr(torch, layout) if layout in LAYOUTS else None
+            return torch.sparse_compressed_tensor(
+                *(parts[0], parts[1], parts[2], entry.shape),
+                device=parts[2].device,
+                layout=kind,
+                check_invariants=True,
             )
-        kind = getattr(torch, layout) if layout in LAYOUTS else None
-        return torch.sparse_compressed_tensor(
-            parts[0], parts[1], parts[2], entry.shape, layout=kind, check_invariants=True
-        )
 
     def storage(self, storage: Storage, itemsize: int) -> torch.UntypedStorage:
         """Return the untyped storage on its device. Its address is a multiple of `itemsize`."""
@@ -184,7 +210,8 @@ class TensorMaker:
         made = self.storages.get(storage.identity)
         if made is None:
             if storage.data is None:  # a storage on the meta device has no bytes
-                made = self.storages[storage.identity] = torch.UntypedStorage(storage.nbytes, device="meta")
+                with self._representing():
+                    made = self.storages[storage.identity] = torch.UntypedStorage(storage.nbytes, device="meta")
                 return made
             lies = in_one_piece(storage.data)
             data = little_endian(lies, self.checkpoint.byteorder, self.units.get(storage.identity, itemsize))
@@ -221,10 +248,16 @@ class TensorMaker:
         self.fill([(storage, self.planned(storage, data, bytes_of(made, 0, data.length), summed=summed))])
         return made
 
-    def planned(self, storage: Storage, data: Data, view: memoryview, *, summed: bool = True) -> Fill:
-        """Return how to fill `view` with `data`, which is all or a part of `storage`, and with which checks."""
+    def planned(
+        self, storage: Storage, data: Data, view: memoryview, *, summed: bool = True, where: str | None = None
+    ) -> Fill:
+        """Return how to fill `view` with `data`, which is all or a part of `storage`, and with which checks.
+
+        Args:
+            where: the tensor that errors name.
+        """
         checks = tuple(self._checks(storage, data)) if self.verify and summed else ()
-        return Fill(data, view, checks, all_of_them=storage.identity not in self.verified)
+        return Fill(data, view, checks, all_of_them=storage.identity not in self.verified, where=where)
 
     def fill(self, parts: Sequence[tuple[Storage, Fill]], progress: Progress | None = None) -> None:
         """Fill memory with parts of storages, and keep `progress` up to date.
@@ -301,12 +334,13 @@ class TensorMaker:
                     due.setdefault(storage.identity, (storage, entry.name))
         rows = [(storage, name, check) for storage, name in due.values() for check in self._all_checks(storage)]
         sums = Checksums([check.data for _, _, check in rows])
-        for number, (storage, name, check) in enumerate(rows):
-            try:
-                self._compare(storage, check, sums.value(number))
-            except DamagedFile as error:
-                error.where = error.where or name
-                raise
+        with closing(sums):
+            for number, (storage, name, check) in enumerate(rows):
+                try:
+                    self._compare(storage, check, sums.value(number))
+                except CkptfixError as error:
+                    error.where = error.where or name
+                    raise
         self.verified.update(due)
 
     def check_storage(self, storage: Storage) -> None:
@@ -331,7 +365,7 @@ class TensorMaker:
             yield RangeCheck(storage.key, data, storage.crc32 or 0)
 
     def _compare(self, storage: Storage, check: RangeCheck, crc32: int) -> None:
-        if crc32 != check.crc32 and (storage.crc32 or is_spliced(storage.data)):
+        if self.verify and crc32 != check.crc32 and (storage.crc32 or is_spliced(storage.data)):
             raise self._differs(storage, check, crc32)
 
     def forget(self, following: TensorEntry | None = None) -> None:
@@ -369,7 +403,12 @@ class TensorMaker:
                     self.maps[path] = None
                     return None
                 seen = self.reading.marks.setdefault(path, source.mark)
-                whole = torch.UntypedStorage.from_file(path, False, seen.size)
+                try:
+                    whole = torch.UntypedStorage.from_file(path, False, seen.size)
+                except RuntimeError as error:
+                    refuse_changed(path, stamp(path), seen)
+                    message = f"torch cannot map it: {str(error).splitlines()[0]}"
+                    raise Refused(message, path=path, hint="leave out mmap=True to read it instead") from error
                 assert isinstance(whole, torch.UntypedStorage)
                 # torch maps by name, so check that the name still belongs to the same file.
                 refuse_changed(path, stamp(path), seen)

@@ -409,10 +409,14 @@ def _quantized_refused(entry: TensorEntry) -> str:
 
 
 def _quantized_misfit(entry: TensorEntry, tensor: Any) -> str | None:
-    """Return why a quantized tensor cannot be copied into `tensor`: one that is not quantized."""
-    if tensor.is_quantized:
-        return None
-    return f"quantized in the file ({entry.dtype}), {str(tensor.dtype).removeprefix('torch.')} in the model"
+    """Return why a quantized tensor cannot be copied into `tensor`: one that is not quantized in the same way."""
+    dtype = _short(tensor.dtype)
+    if not tensor.is_quantized:
+        return f"quantized in the file ({entry.dtype}), {dtype} in the model"
+    scheme, own = entry.detail.partition(", ")[0], _short(tensor.qscheme())
+    if (entry.dtype, scheme) != (dtype, own):
+        return f"quantized as {entry.dtype}, {scheme} in the file, as {dtype}, {own} in the model"
+    return None
 
 
 def _sparse_refused(entry: TensorEntry) -> str:
@@ -425,8 +429,28 @@ def _sparse_refused(entry: TensorEntry) -> str:
 
 
 def _sparse_misfit(entry: TensorEntry, tensor: Any) -> str | None:
-    """Return why a sparse tensor cannot be copied into `tensor`: a dense one."""
-    return f"{entry.detail} in the file, dense in the model" if str(tensor.layout) == "torch.strided" else None
+    """Return why a sparse tensor cannot be copied into `tensor`: one of a different layout or number of values."""
+    layout, own = entry.detail.partition(",")[0], _short(tensor.layout)
+    if own == "strided":
+        return f"{entry.detail} in the file, dense in the model"
+    if layout != own:
+        return f"{layout} in the file, {own} in the model"
+    found = entry.parts[-1].shape
+    if len(entry.parts) == 3 and found != (held := tuple(tensor.values().shape)):
+        return f"{layout} with values of shape {list(found)} in the file, {list(held)} in the model"
+    return None
+
+
+def _plain_misfit(entry: TensorEntry, tensor: Any) -> str | None:
+    """Return why a plain tensor cannot be copied into `tensor`: a sparse or a quantized one."""
+    if tensor.is_quantized and entry.dtype != "float32":
+        return f"{entry.dtype} in the file, quantized in the model, where torch copies only float32"
+    layout = _short(tensor.layout)
+    return f"dense in the file, {layout} in the model" if layout.startswith("sparse") else None
+
+
+def _short(value: object) -> str:
+    return str(value).removeprefix("torch.")
 
 
 def _nested_refused(entry: TensorEntry) -> str:
@@ -442,7 +466,7 @@ def _meta_misfit(entry: TensorEntry, tensor: Any) -> str:
 KINDS = {
     row.name: row
     for row in (
-        TensorKind("dense", _plain, load=lambda maker, entry: maker.dense(entry)),
+        TensorKind("dense", _plain, load=lambda maker, entry: maker.dense(entry), misfit=_plain_misfit),
         TensorKind(
             "quantized",
             _quantized,

@@ -15,13 +15,14 @@ import os
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import pairwise
 
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoSuchFile
 from ckptfix.io.open_files import KnownRemote, far
+from ckptfix.io.pool import Threads
 from ckptfix.io.remote.clients import store_of
 from ckptfix.io.remote.store import retried
 from ckptfix.io.source import Source
@@ -55,14 +56,14 @@ class _Fetchers:
     """The threads of this process that fetch data."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
         self._process = 0
         self._lock = threading.Lock()
 
-    def pool(self) -> ThreadPoolExecutor:
+    def pool(self) -> Threads:
         with self._lock:
             if self._pool is None or self._process != os.getpid():
-                self._pool, self._process = ThreadPoolExecutor(AT_ONCE, "ranges"), os.getpid()
+                self._pool, self._process = Threads(AT_ONCE, "ranges"), os.getpid()
                 atexit.register(self._pool.shutdown, wait=False, cancel_futures=True)
             return self._pool
 

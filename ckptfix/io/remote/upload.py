@@ -7,7 +7,7 @@ sent at a time, and how the object gets its name (`store.NewObject`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from functools import partial
 
@@ -15,6 +15,7 @@ from ckptfix.checkpoint import ByteRange, OutputFile, Segment
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import NoSuchFile, WouldOverwrite
 from ckptfix.io.background_checks import Checking
+from ckptfix.io.pool import Threads
 from ckptfix.io.read import read_chunks, row_block
 from ckptfix.io.remote.clients import same_store, writable
 from ckptfix.io.remote.multipart import LEAST, Copy, Upload, parts_of
@@ -90,7 +91,7 @@ class Uploader:
         longest = max((size for part in parts if isinstance(part, Upload) for size in part.sizes), default=LEAST)
         many = min(self._made.at_once, max(2, UNDERWAY // longest))
         waiting: set[Future[int]] = set()
-        with ThreadPoolExecutor(many, "parts") as pool:
+        with Threads(many, "parts") as pool:
             try:
                 for task in self._tasks(parts, checks):
                     if len(waiting) >= many:

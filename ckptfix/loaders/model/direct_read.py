@@ -28,7 +28,7 @@ def planned(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> 
     assert entry.storage is not None
     start = int(parameter.storage_offset()) * parameter.element_size()
     view = bytes_of(parameter.untyped_storage(), start, data.length)
-    return entry.storage, maker.planned(entry.storage, data, view)
+    return entry.storage, maker.planned(entry.storage, data, view, where=entry.name)
 
 
 def _run_of(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> ByteRange | None:

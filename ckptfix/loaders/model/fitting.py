@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ckptfix.align.result import Skipped
-from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
+from ckptfix.checkpoint import ByteRange, Checkpoint, TensorEntry, dtypes, same_place
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.formats.torch.tensors import KINDS
+from ckptfix.io.checksums import digest
+from ckptfix.io.read import read_blocks
 from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.model.report import Mismatch
 from ckptfix.loaders.sources import EXTRA_STATE, StateSource
@@ -341,14 +344,46 @@ def _wrong_kind(entry: TensorEntry, tensor: object, assign: bool) -> str | None:
     if kind.load is None:
         return f"a {entry.kind} tensor ({entry.detail}), which only its own library can rebuild"
     if assign:
-        return None
+        return _without_gradients(entry, tensor)
     if any(step == 0 and size > 1 for size, step in _steps(tensor)):
         return "expanded in the model: several of its elements share memory"
-    if (why := kind.misfit(entry, tensor)) is not None:
-        return why
     if entry.dtype.startswith("complex") and not tensor.is_complex():
         return f"complex in the file, {dtype_of(tensor)} in the model"
+    if is_lazy(tensor):
+        return None if entry.kind == "dense" else f"{entry.kind} in the file, a parameter without a shape in the model"
+    if tensor._is_zerotensor():
+        return "a tensor of zeros without memory in the model"
+    if (why := kind.misfit(entry, tensor)) is not None:
+        return why
+    dtype = dtype_of(tensor)
+    if entry.kind == "dense" and not tensor.is_quantized and not _casts(entry.dtype, dtype, tensor.device.type):
+        return f"{entry.dtype} in the file, {dtype} in the model: torch does not copy one to the other"
     return None
+
+
+def _without_gradients(entry: TensorEntry, tensor: torch.Tensor) -> str | None:
+    """Return why a tensor of the file cannot be assigned: a parameter requires gradients, and it can have none."""
+    import torch
+
+    dtype = getattr(torch, entry.dtype, None)
+    if not tensor.requires_grad or dtype is None or dtype.is_floating_point or dtype.is_complex:
+        return None
+    return f"{entry.dtype} in the file, a parameter that requires gradients in the model"
+
+
+@cache
+def _casts(source: str, target: str, device: str) -> bool:
+    """Return whether torch copies numbers of the dtype `source` into a tensor of the dtype `target`."""
+    import torch
+
+    if source == target or not hasattr(torch, source):
+        return True
+    try:
+        one, other = (torch.empty(1, dtype=getattr(torch, dtype), device=device) for dtype in (source, target))
+        other.copy_(one)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _steps(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
@@ -404,7 +439,22 @@ def _equal(maker: TensorMaker, one: TensorEntry, other: TensorEntry) -> bool:
     """Return whether two tensors of the file have the same values; NaN equals NaN here."""
     import torch
 
+    maker.check((one, other))
+    if one.dtype == other.dtype and one.shape == other.shape:
+        mine, its = _bytes_of(one), _bytes_of(other)
+        if mine is not None and its is not None and digest(read_blocks(mine)) == digest(read_blocks(its)):
+            return True  # without memory for either
     a, b = maker.once(one).detach(), maker.once(other).detach()
     equal = a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-    maker.forget(one)
+    maker.forget()
     return bool(equal)
+
+
+def _bytes_of(entry: TensorEntry) -> ByteRange | None:
+    """Return where the bytes of a plain tensor are in the file, in row-major order."""
+    storage, row = entry.storage, dtypes.by_name(entry.dtype)
+    if storage is None or not isinstance(storage.data, ByteRange) or entry.kind != "dense":
+        return None
+    if entry.lazy or not entry.is_contiguous:
+        return None
+    return storage.data.sub(row.nbytes(entry.offset), row.nbytes(entry.numel))

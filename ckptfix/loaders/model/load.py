@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
 from ckptfix.checkpoint import Checkpoint, Storage, TensorEntry, address, same_place
-from ckptfix.errors import CkptfixError, LoadMismatch, Refused
+from ckptfix.errors import LoadMismatch, Refused
 from ckptfix.extras import need_torch
-from ckptfix.io.source import cause_of
 from ckptfix.io.threads import batches
-from ckptfix.loaders.model import direct_read, torch_way
+from ckptfix.loaders.model import direct_read, so_far, torch_way
 from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_codes, refuse_two_values
 from ckptfix.loaders.model.overflow import out_of_range
 from ckptfix.loaders.model.overlaps import refuse_other_values
-from ckptfix.loaders.model.places import ModuleSlot, dtype_of, identity, is_lazy, target
-from ckptfix.loaders.model.report import LoadReport, Mismatch, nearest_names
+from ckptfix.loaders.model.places import ModuleSlot, dtype_of, identity, is_lazy, put_back, target
+from ckptfix.loaders.model.report import LoadReport, Mismatch, named, nearest_names
 from ckptfix.loaders.objects import Builder
 from ckptfix.loaders.open_for_loading import opened, opens_once, refuse_swapped_arguments
 from ckptfix.loaders.reading import Fill, Progress
 from ckptfix.loaders.sources import StateSource, chosen
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.loaders.values import ForeignObject
-from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.rank_shards import lone_shard, refuse_piece
 from ckptfix.words import plural, some
@@ -65,8 +63,8 @@ def load_into(
     the model's dtype. Keys that the model ties count as one.
 
     Modules that load in their own way (hooks, an overridden ``_load_from_state_dict``, extra state) still do so. Such
-    hooks run twice: first on a copy of the module without data, to find out whether everything fits before anything is
-    changed.
+    hooks, before and after a load, run twice: first on a copy of the module without data, to find out whether
+    everything fits before anything is changed.
 
     Args:
         map_location: device for assigned tensors, as for torch.load. Copies go straight to the parameter's device, so
@@ -94,7 +92,9 @@ def load_into(
 
     Raises:
         LoadMismatch: model and file disagree and `strict` is True, or nothing of the file fits, or codes of a quantized
-            weight would become a parameter of a different dtype. Its `report` has the details; nothing was changed.
+            weight would become a parameter of a different dtype. Its `report` has the details; nothing was changed. Or
+            torch or the model's own code raised an error while the model was changed; there is no `report`, and the
+            message says what the model had received. An interrupt stays one, with a note that says so.
         Refused: several state dicts fit equally well or, with ``strict=False``, several base prefixes do. Or the model
             is on the meta device and `assign` is False, or it was made in inference mode, or is not a torch.nn.Module.
             Or the file has no state dict.
@@ -133,14 +133,13 @@ def load_into(
     _refuse_unwritable(fit, assign)
     if mmap or not assign:  # data that is read in order to be assigned is checked as it is read
         maker.check(fit.source.entries[old] for old in fit.pairs.values() if old in fit.source.entries)
-    refuse_two_values(fit, TensorMaker(checkpoint, unmoved, reading=maker.reading))
+    refuse_two_values(fit, maker.looking(unmoved))
     if not assign:
-        refuse_other_values(fit, TensorMaker(checkpoint, unmoved, reading=maker.reading))
+        refuse_other_values(fit, maker.looking(unmoved))
     extra = _extra_state(checkpoint, fit, maker)
     if goal.own_way:
-        # Only names and shapes matter here, and hooks that look at values are rare, so no data is read for it.
-        looked_at = TensorMaker(checkpoint, where, mmap=True, reading=maker.reading)
-        torch_way.rehearse(fit, looked_at, extra, assign=assign)
+        # What a hook takes under other keys than those of the model is verified here, and only mapped.
+        torch_way.rehearse(fit, maker.looking(where, mmap=True), extra, assign=assign)
     empty = not (fit.pairs or fit.complete or allow_empty)
     done = fit.complete or not (strict or empty or codes)
     report = _report(checkpoint, fit, done, assign)
@@ -166,13 +165,9 @@ def load_into(
     if goal.own_way:
         beyond = torch_way.perform(fit, maker, extra, assign=assign)
     elif assign:
-        _assign(fit, maker)
+        _assign(fit, maker, extra)
     else:
-        beyond = _copy(fit, maker)
-    if not goal.own_way:
-        for name, value in extra.items():
-            if (module := goal.extra[name]) is not None:
-                module.set_extra_state(value)
+        beyond = _copy(fit, maker, extra)
     report = replace(report, overflow={name: count for name, count in beyond.items() if count})
     if report.overflow:
         warnings.warn(f"{checkpoint.path}: {report.overflow_line()}", stacklevel=caller())
@@ -304,61 +299,49 @@ GROUP = 512 << 20
 """Bytes of the tensors that are loaded together: enough for two threads to be busy all the time."""
 
 
-def _so_far(names: Sequence[str], loaded: Collection[int], torn: Collection[int]) -> str:
-    """Describe what was loaded before an error, by the numbers of the tensors: `torn` may be partly overwritten."""
-
-    def those(numbers: Collection[int]) -> str:
-        return shown(collapse([names[number] for number in sorted(numbers)], names), most=len(names))
-
-    parts = []
-    if loaded:
-        tensors = plural(len(names), "tensor")
-        parts.append(f"{len(loaded)} of {tensors} of the model were loaded before ({those(loaded)})")
-    if torn:
-        parts.append(f"{those(torn)} may be partly overwritten")
-    if not parts:
-        return "the model was not changed"
-    return f"{', '.join(parts)}, and {'the others were not' if loaded else 'the rest of the model was not changed'}"
-
-
-def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
+def _copy(fit: Fit, maker: TensorMaker, extra: Mapping[str, object]) -> dict[str, int]:
     """Copy what fits; return key of the model -> count of the numbers that left the range of its dtype."""
     import torch
 
-    with torch.no_grad():
-        rows = list(in_file_order(fit))
-        names = [name for name, _ in rows]
-        beyond: dict[str, int] = {}
-        loaded: set[int] = set()
-        torn: set[int] = set()
+    path = maker.checkpoint.path
+    rows = list(in_file_order(fit))
+    names = [name for name, _ in rows]
+    beyond: dict[str, int] = {}
+    loaded: set[int] = set()
+    torn: set[int] = set()
+    with (
+        torch.no_grad(),
+        so_far.telling(lambda: so_far.copied(names, loaded, torn), path, lambda: names[min(torn)] if torn else None),
+    ):
         for group in batches(range(len(rows)), lambda number: rows[number][1].nbytes, GROUP):
-            number = group[0]
-            try:
-                _read_directly(fit, maker, rows, group, loaded, torn)
-                rest = [number for number in group if number not in loaded]
-                for number, following in zip_longest(rest, rest[1:]):
-                    name, entry = rows[number]
-                    parameter = fit.target.tensors[name]
-                    value = maker.once(entry)
-                    beyond[name] = out_of_range(value, parameter.dtype)
-                    parameter.copy_(torch_way.placed(value, parameter))
-                    loaded.add(number)
-                    maker.forget(None if following is None else rows[following][1])
-            except RuntimeError as error:
-                message = f"{str(error).splitlines()[0]}; {_so_far(names, loaded, torn)}"
-                raise LoadMismatch(message, path=maker.checkpoint.path, where=names[number]) from None
-            except CkptfixError as error:
-                cause = cause_of(error)
-                cause.message = f"{cause.message}; {_so_far(names, loaded, torn)}"
-                raise cause from error.__cause__
-        try:
-            maker.reading.refuse_changes()
-        except CkptfixError as error:
-            every = shown(collapse(names, names), most=len(names))
-            many = plural(len(names), "tensor")
-            error.message = f"{error.message}; {many} of the model were overwritten, perhaps with two versions: {every}"
-            raise
+            _read_directly(fit, maker, rows, group, loaded, torn)
+            rest = [number for number in group if number not in loaded]
+            for number, following in zip_longest(rest, rest[1:]):
+                name, entry = rows[number]
+                parameter = fit.target.tensors[name]
+                value = maker.once(entry)
+                beyond[name] = out_of_range(value, parameter.dtype)
+                torn.add(number)
+                parameter.copy_(torch_way.placed(value, parameter))
+                loaded.add(number)
+                torn.remove(number)
+                del value  # the next one is read into the same memory
+                maker.forget(None if following is None else rows[following][1])
+    every = f"{plural(len(names), 'tensor')} of the model were overwritten"
+    with so_far.telling(lambda: f"{every}, perhaps with two versions: {so_far.listed(names, names)}", path):
+        maker.reading.refuse_changes()
+    given: list[str] = []
+    with so_far.telling(lambda: f"{every}, and extra state was set: {named(given) if given else 'none'}", path):
+        _set_extra_state(fit, extra, given)
     return beyond
+
+
+def _set_extra_state(fit: Fit, extra: Mapping[str, object], given: list[str]) -> None:
+    """Give the modules their extra state, and list its keys in `given`."""
+    for name, value in extra.items():
+        if (module := fit.target.extra[name]) is not None:
+            given.append(name)
+            module.set_extra_state(value)
 
 
 def _read_directly(
@@ -395,7 +378,7 @@ def _read_directly(
         torch.autograd.graph.increment_version(fit.target.tensors[rows[number][0]])
 
 
-def _assign(fit: Fit, maker: TensorMaker) -> None:
+def _assign(fit: Fit, maker: TensorMaker, extra: Mapping[str, object]) -> None:
     import torch
 
     holders: dict[object, list[ModuleSlot]] = {}
@@ -403,17 +386,20 @@ def _assign(fit: Fit, maker: TensorMaker) -> None:
         holders.setdefault(identity(place.tensor), []).append(place)
     taken: set[object] = set()
     new: list[tuple[ModuleSlot, torch.Tensor]] = []
-    for name, entry in in_file_order(fit):
-        old = fit.target.tensors[name]
-        value = torch_way.placed(maker(entry).detach(), old)
-        where = same_place(entry)
-        if where in taken:
-            # The file ties tensors that the model does not tie: training one must not change the other.
-            value = value.clone()
-        if where is not None:
-            taken.add(where)
-        given = torch.nn.Parameter(value, old.requires_grad) if isinstance(old, torch.nn.Parameter) else value
-        new += [(place, given) for place in holders[identity(old)]]
-    maker.reading.refuse_changes()
-    for place, given in new:
-        setattr(place.module, place.name, given)
+    with so_far.telling(lambda: "the model has its own tensors", maker.checkpoint.path):
+        for name, entry in in_file_order(fit):
+            old = fit.target.tensors[name]
+            value = torch_way.placed(maker(entry).detach(), old)
+            where = same_place(entry)
+            if where in taken:
+                # The file ties tensors that the model does not tie: training one must not change the other.
+                value = value.clone()
+            if where is not None:
+                taken.add(where)
+            given = torch.nn.Parameter(value, old.requires_grad) if isinstance(old, torch.nn.Parameter) else value
+            new += [(place, given) for place in holders[identity(old)]]
+        maker.reading.refuse_changes()
+        with put_back(place for place, _ in new):
+            for place, given in new:
+                setattr(place.module, place.name, given)
+            _set_extra_state(fit, extra, [])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -163,6 +164,20 @@ def overrides(module: nn.Module, method: str) -> bool:
     if method in vars(module):
         return True
     return getattr(type(module), method) is not getattr(nn.Module, method)
+
+
+@contextmanager
+def put_back(places: Iterable[ModuleSlot]) -> Iterator[None]:
+    """Give the modules the tensors back that they hold now, after an error."""
+    before = [(place, getattr(place.module, place.name)) for place in places]
+    try:
+        yield
+    except BaseException:
+        for place, tensor in before:
+            if getattr(place.module, place.name, None) is not tensor:
+                with suppress(Exception):  # the others still get theirs
+                    setattr(place.module, place.name, tensor)
+        raise
 
 
 def is_tensor_like(value: object) -> bool:

@@ -7,9 +7,10 @@ it, after the hooks of the modules above. The walk is rehearsed first, on copies
 from __future__ import annotations
 
 import inspect
-import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy as copied
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, LoadMismatch
-from ckptfix.io.source import cause_of
 from ckptfix.loaders.model.fitting import Fit, shapes_differ
 from ckptfix.loaders.model.overflow import out_of_range
 from ckptfix.loaders.model.places import (
@@ -27,9 +27,11 @@ from ckptfix.loaders.model.places import (
     loads_own_way,
     local_tensors,
     overrides,
+    put_back,
     shape_of,
 )
-from ckptfix.loaders.model.report import Mismatch, named
+from ckptfix.loaders.model.report import Mismatch
+from ckptfix.loaders.model.so_far import listed, telling
 from ckptfix.loaders.sources import EXTRA_STATE
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.names import wrappers
@@ -90,6 +92,20 @@ class LazyStateDict(MutableMapping[str, object]):
     def __contains__(self, key: object) -> bool:
         return key in self.raw
 
+    def blank(self, key: str) -> None:
+        """Replace a plain tensor under `key` by one without data; the data is only verified."""
+        import torch
+
+        value = self.raw.get(key)
+        if isinstance(value, _Later):
+            if value.entry.kind == "dense" and not hasattr(value.like, "device_mesh"):
+                self.maker.check((value.entry,))
+                self.raw[key] = self.maker.meta(value.entry)
+        elif type(value) in (torch.Tensor, torch.nn.Parameter):
+            assert isinstance(value, torch.Tensor)
+            if value.layout == torch.strided and not value.is_quantized:
+                self.raw[key] = value.detach().to("meta")
+
     def shape(self, key: str) -> tuple[int, ...] | None:
         """Return the shape of the tensor under `key` without making it; None if there is no tensor."""
         value = self.raw.get(key)
@@ -107,24 +123,25 @@ class LazyStateDict(MutableMapping[str, object]):
         return {child: LazyStateDict(self.maker, values, self.keeps, self.given) for child, values in rows.items()}
 
 
-Visit = Callable[["nn.Module", LazyStateDict, str], None]
+Visit = Callable[["nn.Module", LazyStateDict, str], AbstractContextManager[None]]
 
 
-def _walk(
-    module: nn.Module, tensors: LazyStateDict, prefix: str, visit: Visit, after: Callable[[nn.Module], None]
-) -> None:
-    visit(module, tensors, prefix)
-    below = tensors.below(prefix)
-    for name, child in module._modules.items():
-        if child is not None:
-            _walk(
-                child,
-                below.get(name, LazyStateDict(tensors.maker, {}, tensors.keeps)),
-                f"{prefix}{name}.",
-                visit,
-                after,
-            )
-    after(module)
+def _walk(module: nn.Module, tensors: LazyStateDict, prefix: str, visit: Visit) -> None:
+    """Visit `module`, then all modules below it while its visit lasts."""
+    with visit(module, tensors, prefix):
+        below = tensors.below(prefix)
+        for name, child in module._modules.items():
+            if child is not None:
+                own = below.get(name, LazyStateDict(tensors.maker, {}, tensors.keeps))
+                _walk(child, own, f"{prefix}{name}.", visit)
+
+
+def _end(module: nn.Module, missing: list[str], unexpected: list[str]) -> None:
+    """Run the hooks after a load. They may change both lists, and may end what the hooks before it began, as FSDP's."""
+    from torch.nn.modules.module import _IncompatibleKeys
+
+    for hook in module._load_state_dict_post_hooks.values():
+        hook(module, _IncompatibleKeys(missing, unexpected))
 
 
 def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, keeps: bool) -> LazyStateDict:
@@ -160,38 +177,61 @@ def _versions(fit: Fit, assign: bool) -> Callable[[str], dict[str, object]]:
 
 def rehearse(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign: bool) -> None:
     """Correct `fit` for what the model's own hooks and methods do with keys and shapes; the model is not changed."""
+    # On a map of the file, storages cost no memory, so none has to be released.
+    state = _state(fit, maker, extra, keeps=True)
     if overrides(fit.target.model, "load_state_dict"):
+        maker.check(value.entry for value in state.raw.values() if isinstance(value, _Later))
         return
-    from torch.nn.modules.module import _IncompatibleKeys
-
     missing: list[str] = []
     unexpected: list[str] = []
     wrong: list[Mismatch] = []
     versions = _versions(fit, assign)
 
-    def visit(module: nn.Module, tensors: LazyStateDict, prefix: str) -> None:
-        lazy = any(map(is_lazy, local_tensors(module).values()))
-        if not loads_own_way(module) or lazy:
-            _check(module, tensors, prefix, missing, unexpected, wrong)
-            return
-        errors: list[str] = []
-        standin = _standin(module)
+    @contextmanager
+    def visit(module: nn.Module, tensors: LazyStateDict, prefix: str) -> Iterator[None]:
+        own_way = loads_own_way(module) and not any(map(is_lazy, local_tensors(module).values()))
+        standin = _standin(module) if own_way or module._load_state_dict_post_hooks else module
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                standin._load_from_state_dict(tensors, prefix, versions(prefix), True, missing, unexpected, errors)
-        except Exception as error:
-            errors.append(f"{type(error).__name__}: {error}")
-        wrong.extend(_as_mismatch(error, prefix, module, tensors) for error in errors)
+            if own_way:
+                errors: list[str] = []
+                _load_blank(standin, tensors, prefix, versions(prefix), missing, unexpected, errors)
+                wrong.extend(_as_mismatch(error, prefix, module, tensors) for error in errors)
+            else:
+                _check(module, tensors, prefix, missing, unexpected, wrong)
+            yield
+        finally:
+            if own_way or missing or unexpected:
+                with suppress(Exception):  # it concerns only the copy
+                    _end(standin, missing, unexpected)
 
-    def after(module: nn.Module) -> None:
-        if missing or unexpected:
-            for hook in module._load_state_dict_post_hooks.values():
-                hook(module, _IncompatibleKeys(missing, unexpected))
-
-    # On a map of the file, storages cost no memory, so none has to be released.
-    _walk(fit.target.model, _state(fit, maker, extra, keeps=True), "", visit, after)
+    _walk(fit.target.model, state, "", visit)
     _correct(fit, missing, unexpected, wrong)
+
+
+def _load_blank(
+    standin: nn.Module,
+    tensors: LazyStateDict,
+    prefix: str,
+    version: dict[str, object],
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    """Load a copy of a module in its own way, but without data."""
+
+    def blank(*_: object) -> None:
+        # torch warns if it copies data to the meta device.
+        for name, tensor in local_tensors(standin).items():
+            if tensor.is_meta:
+                tensors.blank(prefix + name)
+
+    standin._load_state_dict_pre_hooks[-1] = blank
+    try:
+        standin._load_from_state_dict(tensors, prefix, version, True, missing, unexpected, errors)
+    except CkptfixError:
+        raise
+    except Exception as error:
+        errors.append(f"{type(error).__name__}: {error}")
 
 
 def _correct(fit: Fit, missing: list[str], unexpected: list[str], wrong: list[Mismatch]) -> None:
@@ -247,9 +287,8 @@ def _standin(module: nn.Module) -> nn.Module:
     import torch
 
     copy = object.__new__(type(module))
-    copy.__dict__.update(module.__dict__)
-    for name in ("_parameters", "_buffers", "_modules"):
-        copy.__dict__[name] = dict(module.__dict__[name])
+    for name, value in module.__dict__.items():
+        copy.__dict__[name] = copied(value) if type(value) in (dict, list, set, OrderedDict) else value
 
     def empty(tensor: torch.Tensor) -> torch.Tensor:
         try:
@@ -262,8 +301,8 @@ def _standin(module: nn.Module) -> nn.Module:
 
     for held in (copy.__dict__["_parameters"], copy.__dict__["_buffers"]):
         held.update({name: empty(tensor) for name, tensor in held.items() if tensor is not None})
-    hooks = copy.__dict__["_load_state_dict_pre_hooks"]
-    copy.__dict__["_load_state_dict_pre_hooks"] = {key: _rebound(hook, module, copy) for key, hook in hooks.items()}
+    for hooks in (copy.__dict__["_load_state_dict_pre_hooks"], copy.__dict__["_load_state_dict_post_hooks"]):
+        hooks.update({key: _rebound(hook, module, copy) for key, hook in hooks.items()})
     return copy
 
 
@@ -299,23 +338,20 @@ def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign
         Key of the model -> count of numbers that left the range of its dtype, for each copied tensor.
 
     Raises:
-        LoadMismatch: a module refused what it accepted in the rehearsal; some tensors may have changed.
-        DamagedFile: the file changed in the meantime; the message lists what the modules had received.
+        LoadMismatch: a module refused what it accepted in the rehearsal.
+        DamagedFile: the file changed in the meantime. Each error lists what the modules had received.
     """
     state = _state(fit, maker, extra, keeps=assign)
-    before = [(place, getattr(place.module, place.name)) for place in fit.target.places] if assign else []
-    try:
+
+    def given() -> str:
+        if assign:
+            return "the model has its own tensors again"
+        names = listed(list(state.given), [*state.given, *fit.target.names]) if state.given else "nothing"
+        return f"the model's modules had already received {names}"
+
+    with telling(given, maker.checkpoint.path), put_back(fit.target.places if assign else ()):
         _perform(fit, state, assign=assign)
         maker.reading.refuse_changes()
-    except BaseException as error:
-        for place, tensor in before:
-            setattr(place.module, place.name, tensor)
-        if not isinstance(error, CkptfixError) or isinstance(error, LoadMismatch):
-            raise
-        cause = cause_of(error)
-        given = f"the model's modules had already received {named(state.given) if state.given else 'nothing'}"
-        cause.message = f"{cause.message}; {'the model has its own tensors again' if assign else given}"
-        raise cause from error.__cause__
     return dict(state.given)
 
 
@@ -342,19 +378,21 @@ def _perform(fit: Fit, state: LazyStateDict, *, assign: bool) -> None:
 def _torch_walk(
     model: nn.Module, state: LazyStateDict, versions: Callable[[str], dict[str, object]], errors: list[str]
 ) -> None:
-    from torch.nn.modules.module import _IncompatibleKeys
-
     missing: list[str] = []
     unexpected: list[str] = []
 
-    def visit(module: nn.Module, tensors: LazyStateDict, prefix: str) -> None:
-        module._load_from_state_dict(tensors, prefix, versions(prefix), True, missing, unexpected, errors)
+    @contextmanager
+    def visit(module: nn.Module, tensors: LazyStateDict, prefix: str) -> Iterator[None]:
+        try:
+            module._load_from_state_dict(tensors, prefix, versions(prefix), True, missing, unexpected, errors)
+            yield
+        except BaseException:
+            with suppress(Exception):
+                _end(module, missing, unexpected)
+            raise
+        _end(module, missing, unexpected)
 
-    def after(module: nn.Module) -> None:
-        for hook in module._load_state_dict_post_hooks.values():
-            hook(module, _IncompatibleKeys(missing, unexpected))
-
-    _walk(model, state, "", visit, after)
+    _walk(model, state, "", visit)
 
 
 def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

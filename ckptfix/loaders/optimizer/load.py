@@ -467,11 +467,13 @@ def _give(optimizer: torch.optim.Optimizer, new: dict[str, object], path: str) -
     state = {key: dict(value) if isinstance(value, dict) else value for key, value in optimizer.state.items()}
     try:
         optimizer.load_state_dict(new)
-    except Exception as error:
+    except BaseException as error:
         vars(optimizer).clear()
         vars(optimizer).update(before)
         optimizer.param_groups[:] = groups
         optimizer.state.clear()
         optimizer.state.update(state)
+        if not isinstance(error, Exception):
+            raise
         message = f"{type(optimizer).__name__} rejects the state: {' '.join(str(error).split())}"
         raise Refused(message, path=path) from error

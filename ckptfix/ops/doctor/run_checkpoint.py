@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import product
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from ckptfix.cached import cached_property
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import quoted
 from ckptfix.dataclass import dataclass
