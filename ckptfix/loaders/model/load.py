@@ -337,7 +337,7 @@ def _copy(fit: Fit, maker: TensorMaker, extra: Mapping[str, object]) -> dict[str
 
 
 def _set_extra_state(fit: Fit, extra: Mapping[str, object], given: list[str]) -> None:
-    """Give the modules their extra state, and list its keys in `given`."""
+    """Set the extra state of the modules, and list its keys in `given`."""
     for name, value in extra.items():
         if (module := fit.target.extra[name]) is not None:
             given.append(name)

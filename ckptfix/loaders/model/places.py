@@ -168,7 +168,7 @@ def overrides(module: nn.Module, method: str) -> bool:
 
 @contextmanager
 def put_back(places: Iterable[ModuleSlot]) -> Iterator[None]:
-    """Give the modules the tensors back that they hold now, after an error."""
+    """Restore the tensors that the modules hold now, after an error."""
     before = [(place, getattr(place.module, place.name)) for place in places]
     try:
         yield

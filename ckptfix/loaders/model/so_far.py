@@ -1,4 +1,4 @@
-"""What a model had received before an error."""
+"""The tensors that a model had received before an error."""
 
 from __future__ import annotations
 

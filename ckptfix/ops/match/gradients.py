@@ -26,7 +26,7 @@ from ckptfix.names.operations import Operation
 from ckptfix.names.slots import Slot
 from ckptfix.ops.match.fused import Operations, line_of
 from ckptfix.ops.match.plan import reshape
-from ckptfix.ops.match.running import SEED, Arguments, Models, compared, gradients, head_counts
+from ckptfix.ops.match.running import SEED, Arguments, Models, compared, counterparts, gradients, head_counts
 
 if TYPE_CHECKING:
     import torch
@@ -103,9 +103,9 @@ def proposals(
     seen = {_pairs_of(matching)}
     with _kept_states(both):
         ran = [gradients(one, arguments, "a model") for one in (both.source, both.target)]
-        alone = len(ran[0][0]) != len(ran[1][0])
-        if alone:
-            ran = [gradients(one, arguments, "a model", alone=True) for one in (both.source, both.target)]
+        among = counterparts([*ran[0][0]], [*ran[1][0]])
+        ran = [gradients(one, arguments, "a model", names)
+               for one, names in zip((both.source, both.target), among, strict=True)]  # fmt: skip
         used = [set(grads) for _, grads in ran]
         buffers = {name for one in (both.source, both.target) for name, _ in one.named_buffers()}
         kept = _certain(matching, operations, buffers)
@@ -120,7 +120,7 @@ def proposals(
                 if sides is None or sides in tried:
                     continue
                 tried.append(sides)
-                made = _by_gradients(both, arguments, places, sides, base, fill, alone, matching)
+                made = _by_gradients(both, arguments, places, sides, base, fill, among, matching)
                 if made is not None and _pairs_of(made[0]) not in seen:
                     seen.add(_pairs_of(made[0]))
                     yield made
@@ -329,7 +329,7 @@ def _by_gradients(
     sides: tuple[Mapping[str, _Tensor], Mapping[str, _Tensor]],
     base: tuple[Matching, Operations],
     fill: Fill,
-    alone: bool,
+    among: tuple[list[str], list[str]],
     first: Matching,
 ) -> tuple[Matching, Operations] | None:
     """Return the matching of the parts with equal gradients; None if outputs or gradients differ."""
@@ -349,7 +349,8 @@ def _by_gradients(
                     if name.endswith(_STATISTICS):
                         size = math.prod(shape)
                         _set_equal(state[name], _Tensor(name, shape, (size,), (size,), (1,)), scale)
-        ran = [gradients(one, arguments, "a model", alone=alone) for one in (both.source, both.target)]
+        ran = [gradients(one, arguments, "a model", names)
+               for one, names in zip((both.source, both.target), among, strict=True)]  # fmt: skip
     except (CkptfixError, RuntimeError):
         return None
     apart, _ = compared(ran[0][0], ran[1][0])

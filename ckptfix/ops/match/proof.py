@@ -47,43 +47,43 @@ class Proof:
         twins: name -> a second tensor, if exchanging the two changes no output.
     """
 
-    def __init__(self, both: Models, arguments: Arguments, *, alone: bool) -> None:
+    def __init__(self, both: Models, arguments: Arguments, among: Sequence[str]) -> None:
         """Run the source.
 
         Args:
             both: their source has the weights that gave equal outputs.
-            alone: only the first output was compared.
+            among: the outputs that were compared, by name.
 
         Raises:
             Refused: the source has no gradients.
         """
         import torch
 
-        self._both, self._arguments, self._alone = both, arguments, alone
+        self._both, self._arguments, self._among = both, arguments, among
         self.twins: dict[str, str] = {}
         self._state: Mapping[str, torch.Tensor] = both.source.state_dict(keep_vars=True)
         self._slopes = self._gradients()
-        looked_up = {
+        self._tables = {
             id(module.weight) for module in both.source.modules()
             if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
         }  # fmt: skip
         self.reached = {
             name for name, slope in self._slopes.items()
             if float(slope.abs().max()) > NOTHING
-            and (id(self._state[name]) in looked_up or _parts_unreached(slope, PARTS) < 2)
+            and (self._is_table(name) or _parts_unreached(slope, PARTS, square=True) < 2)
         }  # fmt: skip
         self.reached.update(name for name in _used(both.source, arguments) if name.endswith(STATISTICS))
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradients by all names of the tensors."""
-        _, found = gradients(self._both.source, self._arguments, "the model of --source", alone=self._alone)
+        _, found = gradients(self._both.source, self._arguments, "the model of --source", self._among)
         by_tensor = {id(self._state[name]): slope for name, slope in found.items() if slope.numel()}
         return {name: by_tensor[id(one)] for name, one in self._state.items() if id(one) in by_tensor}
 
     def settled(self, found: Matching, steps: Operations, before: Matching) -> tuple[Matching, Operations]:
         """Return the matching with the proved pairs certain. The others stay as open as they were.
 
-        A pair that was certain is open if rows beside it turned out to be reordered.
+        A pair that was certain is open if as many rows as its tensor has turned out to be reordered in another one.
 
         Args:
             found: the matching that gives equal outputs.
@@ -91,13 +91,14 @@ class Proof:
         """
         doubts = {_key(pair): pair for pair in before.pairs}
         certain = {key for key, pair in doubts.items() if not pair.instead}
-        self.twins = self._twins([pair.source for pair in found.pairs if _key(pair) not in certain])
+        places = {pair.source: pair.target for pair in found.pairs if _key(pair) not in certain}
+        self.twins = self._twins(places, {pair.source: pair.instead for pair in before.pairs})
         alike = set(map(_module, self.twins))
         proved = {
             _key(pair) for pair in found.pairs if _module(pair.source) not in alike and self._proves(pair, found.pairs)
         }
         proved |= {_key(pair) for pair in _following(found.pairs, proved, self._state)}
-        moved = {self._rows(pair) for pair in found.pairs if _key(pair) in proved and _rows_moved(pair)}
+        moved = {self._rows(pair) for pair in found.pairs if _key(pair) in proved and _rows_moved(pair)} - {1}
         pairs: list[MatchedPair] = []
         open_: set[str] = set()
         for pair in found.pairs:
@@ -119,19 +120,21 @@ class Proof:
         whole = all(_key(pair) in proved for pair in found.pairs if pair.source in self._slopes)
         return done, replace(steps, taken=taken, refused=steps.refused and not whole)
 
-    def _rows(self, pair: MatchedPair) -> tuple[str, int]:
-        """Return the block that holds a tensor, and the number of its rows."""
+    def _rows(self, pair: MatchedPair) -> int:
         shape = self._state[pair.source].shape
-        return _block(pair.source), shape[0] if len(shape) else 1
+        return shape[0] if len(shape) else 1
 
     def _proves(self, pair: MatchedPair, pairs: Sequence[MatchedPair]) -> bool:
         """Return whether outputs show where a tensor goes."""
         slope = self._slopes.get(pair.source)
-        if pair.source not in self.reached or slope is None or not pair.operation:
+        if pair.source not in self.reached or slope is None or not pair.operation or self._is_table(pair.source):
             return pair.source in self.reached
-        unreached = _parts_unreached(slope, {*PARTS, *_moved(pair.operation)})
-        blocks = {_block(one.target) for one in pairs if one.source == pair.source}
-        return unreached == 0 or (unreached == 1 and len(blocks) == 1)
+        targets = [one.target for one in pairs if one.source == pair.source]
+        unreached = _parts_unreached(slope, {*PARTS, len(targets), *_moved(pair.operation)})
+        return unreached == 0 or (unreached == 1 and len(set(map(_block, targets))) == 1)
+
+    def _is_table(self, name: str) -> bool:
+        return id(self._state[name]) in self._tables
 
     def unproved(self, names: Sequence[str]) -> str:
         """Return a sentence on the tensors among `names` that equal outputs do not prove; empty if there are none."""
@@ -147,18 +150,22 @@ class Proof:
             return f"for this input, the model does the same with {one} and {other}"
         return ""
 
-    def _twins(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the matrices among `names` that may be exchanged: the model does the same with both.
+    def _twins(self, places: Mapping[str, str], rivals: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Return the matrices that may be exchanged, because the model does the same with both.
 
         If they hold equal numbers, their gradients are equal.
+
+        Args:
+            places: open tensor -> its counterpart.
+            rivals: tensor -> other counterparts that names leave open; all, if names find none.
         """
         import torch
 
-        matrices = [name for name in names if name in self.reached and self._state[name].dim() > 1]
+        matrices = [name for name in places if name in self.reached and self._state[name].dim() > 1]
         shapes = [tuple(self._state[name].shape) for name in matrices]
         if len(set(shapes)) == len(matrices):
             return {}
-        kept = {name: self._state[name].detach().clone() for name in names if _is_learned(self._state[name])}
+        kept = {name: self._state[name].detach().clone() for name in places if _is_learned(self._state[name])}
         scale = 0.5 / math.sqrt(max(min(shape[:2]) for shape in shapes))  # larger ones would saturate attention
         try:
             with torch.no_grad():
@@ -172,12 +179,14 @@ class Proof:
         found: dict[str, str] = {}
         groups: dict[tuple[object, ...], list[str]] = {}
         for name, shape in zip(matrices, shapes, strict=True):
-            if name in slopes and float(slopes[name].abs().max()) > NOTHING:
+            if name in slopes:
                 groups.setdefault(shape, []).append(name)
         for group in groups.values():
             for at, one in enumerate(group):
                 for other in group[:at]:
-                    if self._state[one] is not self._state[other] and _equal(slopes[one], slopes[other]):
+                    either = places[one] in rivals.get(other, places.values())
+                    either = either or places[other] in rivals.get(one, places.values())
+                    if either and self._state[one] is not self._state[other] and _equal(slopes[one], slopes[other]):
                         found |= {other: one, one: other}
         return found
 
@@ -194,18 +203,19 @@ def _is_learned(tensor: Any) -> bool:
     return isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()
 
 
-def _parts_unreached(slope: torch.Tensor, counts: Collection[int]) -> int:
+def _parts_unreached(slope: torch.Tensor, counts: Collection[int], *, square: bool = False) -> int:
     """Return how many of the equal parts of a tensor have a gradient of zero, by the division that shows most of them.
 
     Args:
         counts: numbers of parts along the first or the second dimension.
+        square: only parts with as many rows as columns count, such as queries and keys; not the rows of a table.
     """
     most = 0
     for dim in range(min(2, slope.dim())):
         size = slope.shape[dim]
         rows = slope.abs().movedim(dim, 0).reshape(size, -1).amax(1)
         for count in counts:
-            if size % count == 0:
+            if size % count == 0 and (not square or (slope.dim() > 1 and slope.shape[1 - dim] * count == size)):
                 most = max(most, int((rows.reshape(count, -1).amax(1) <= NOTHING).sum()))
     return most
 

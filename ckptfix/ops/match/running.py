@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -251,8 +252,8 @@ def _image_size(model: torch.nn.Module) -> int | None:
     return None
 
 
-def outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> list[Any]:
-    """Return the floating-point tensors of a model's output, in order.
+def outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> dict[str, Any]:
+    """Return the floating-point tensors of a model's output, in order, by their keys or places in it.
 
     Raises:
         Refused: it cannot run.
@@ -263,7 +264,7 @@ def outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> list[Any]
     return tensors_in(made)
 
 
-def steady_outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> list[Any]:
+def steady_outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> dict[str, Any]:
     """Return `outputs`, of a model whose weights stay the same in a run.
 
     Raises:
@@ -279,11 +280,9 @@ def steady_outputs(model: torch.nn.Module, arguments: Arguments, who: str) -> li
 
 
 def _sums(model: torch.nn.Module) -> dict[str, str]:
-    """Return a text for each tensor of floating-point numbers, by which one shows that they changed."""
-    import torch
-
-    return {name: str(float(tensor.double().sum())) for name, tensor in model.state_dict().items()
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()}  # fmt: skip
+    """Return a text for each parameter of floating-point numbers, by which one shows that they changed."""
+    return {name: str(float(tensor.detach().double().sum())) for name, tensor in model.named_parameters()
+            if tensor.is_floating_point()}  # fmt: skip
 
 
 def _refused(what: str, hint: str | None, error: BaseException) -> Refused:
@@ -300,26 +299,41 @@ def _takes(model: torch.nn.Module, name: str) -> bool:
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
-def tensors_in(value: object) -> list[Any]:
-    """Return the floating-point tensors in an output, in order."""
+def tensors_in(value: object) -> dict[str, Any]:
+    """Return the floating-point tensors in an output, in order, by their keys or places in it."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        return [value] if value.is_floating_point() else []
-    rows = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [tensor for one in rows for tensor in tensors_in(one)]
+        return {"": value} if value.is_floating_point() else {}
+    if isinstance(value, Mapping):
+        rows = list(value.items())
+    elif is_dataclass(value):
+        rows = [(one.name, getattr(value, one.name)) for one in fields(value)]
+    elif isinstance(value, list | tuple):
+        rows = list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+    else:
+        rows = []
+    return {f"{key}/{name}": tensor for key, one in rows for name, tensor in tensors_in(one).items()}
 
 
-def compared(wanted: Sequence[Any], made: Sequence[Any]) -> tuple[float | None, str]:
-    """Return the greatest relative difference of outputs, or why there is none.
+def counterparts(wanted: Sequence[str], made: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the outputs of both models that are compared, by name, in the same order.
 
-    If one model gives more tensors than the other, the first of each are compared.
+    Equal keys go together, and otherwise equal places. If one model returns more, only the first of each do.
     """
+    if set(wanted) == set(made):
+        return [*wanted], [*wanted]
+    count = len(wanted) if len(wanted) == len(made) else 1
+    return [*wanted[:count]], [*made[:count]]
+
+
+def compared(wanted: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[float | None, str]:
+    """Return the greatest relative difference of outputs, or why there is none."""
     if not wanted or not made:
         return None, "a model returns no floating-point tensor"
-    pairs = list(zip(wanted, made, strict=False)) if len(wanted) == len(made) else [(wanted[0], made[0])]
     worst = 0.0
-    for one, other in pairs:
+    for name, like in zip(*counterparts([*wanted], [*made]), strict=True):
+        one, other = wanted[name], made[like]
         if one.squeeze().shape != other.squeeze().shape:
             return None, f"the outputs have the shapes {list(one.shape)} and {list(other.shape)}"
         apart = difference(one, other)
@@ -337,14 +351,14 @@ def difference(one: Any, other: Any) -> float:
 
 
 def gradients(
-    model: torch.nn.Module, arguments: Arguments, who: str, *, alone: bool = False
-) -> tuple[list[Any], dict[str, Any]]:
+    model: torch.nn.Module, arguments: Arguments, who: str, among: Sequence[str] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the outputs of a model, and the gradients of a random sum of them by the names of its parameters.
 
     Parameters that the run does not use have no gradient.
 
     Args:
-        alone: only the first output counts.
+        among: the outputs that count, by name, in order; None for all.
 
     Raises:
         Refused: it cannot run, or has no gradients.
@@ -359,7 +373,7 @@ def gradients(
     with torch.enable_grad():
         made = outputs(model, arguments, who)
         sums = []
-        for index, one in enumerate(made[:1] if alone else made):
+        for index, one in enumerate(made[name] for name in (made if among is None else among)):
             generator = torch.Generator().manual_seed(SEED + index)
             shape = one.squeeze().shape
             factors = torch.randn(shape, generator=generator, dtype=torch.float64).to(one.dtype)
@@ -371,7 +385,7 @@ def gradients(
     found = {name: one.grad.to_dense().detach() for name, one in kept.items() if one.grad is not None}
     for weight in kept.values():
         weight.grad = None
-    return [one.detach() for one in made], found
+    return {name: one.detach() for name, one in made.items()}, found
 
 
 _QUERIES = re.compile(r"n_?heads?|num_(?:attention_|q(?:uery)?_)?heads?|heads|encoder_attention_heads")

@@ -30,6 +30,7 @@ from ckptfix.ops.match.running import (
     Arguments,
     Models,
     compared,
+    counterparts,
     difference,
     draw,
     exits_refused,
@@ -61,7 +62,7 @@ class Verdict:
     Attributes:
         difference: the greatest difference, relative to the greatest output; None if they cannot be compared.
         why: the reason for which they cannot be compared.
-        alone: only the first outputs were compared, because one model returns more.
+        among: the outputs of the source that were compared, by name.
         unproved: a sentence on what equal outputs do not prove; empty if they prove all.
         matching, operations: the matching that gives equal outputs.
     """
@@ -70,7 +71,7 @@ class Verdict:
     operations: Operations
     difference: float | None = None
     why: str = ""
-    alone: bool = False
+    among: tuple[str, ...] = ()
     unproved: str = ""
     notes: tuple[str, ...] = field(default=())
 
@@ -158,7 +159,7 @@ class _Trial:
     both: Models
     file: str
     arguments: Arguments
-    wanted: Sequence[Any]
+    wanted: Mapping[str, Any]
 
     def verdict(self, done: Verdict, convert: Callable[[], Mapping[str, Any]], label: str) -> Verdict:
         """Compare the outputs that converted weights give, and note the result in `done`."""
@@ -169,7 +170,7 @@ class _Trial:
             self.both.target.load_state_dict(convert(), strict=False)
             made = steady_outputs(self.both.target, self.arguments, "the model of --like")
             done.difference, done.why = compared(self.wanted, made)
-            done.alone = len(made) != len(self.wanted)
+            done.among = tuple(counterparts([*self.wanted], [*made])[0])
         except (CkptfixError, RuntimeError) as error:
             done.why = str(error).splitlines()[0]
         if done.equal:
@@ -184,11 +185,11 @@ class _Trial:
         Returns:
             None if they depend on no weights; the verdict is then that they cannot be compared.
         """
-        proof = Proof(self.both, self.arguments, alone=done.alone)
+        proof = Proof(self.both, self.arguments, done.among)
         if proof.reached:
             return proof
         done.difference, done.notes = None, ()
-        done.why = "that of the model of --source depends on none of its weights"
+        done.why = "that of the model of --source depends on none of its weights, as far as gradients show"
         return None
 
 
@@ -264,7 +265,7 @@ def _keeper(kept: dict[str, Any], name: str) -> Callable[[Any, Any, Any], None]:
     def keep(module: object, given: object, made: object) -> None:
         found = tensors_in(made)
         if found:
-            kept.setdefault(name, found[0].detach().clone())
+            kept.setdefault(name, next(iter(found.values())).detach().clone())
 
     return keep
 

@@ -130,6 +130,99 @@ class Constant(nn.Module):
         return torch.as_tensor(0 * (self.fc(x) + self.gate(x)))
 
 
+class Keyed(Heads):
+    """Outputs by name."""
+
+    keys = "mean", "var"
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = torch.tanh(self.trunk(x))
+        return {key: getattr(self, name)(hidden) for key, name in zip(self.keys, self.names, strict=True)}
+
+
+class OtherKeyed(Keyed):
+    """The same, whose outputs are in another order."""
+
+    names = "delta", "rect"
+    keys = "var", "mean"
+
+
+class Cosine(Towers):
+    """Two towers, whose outputs have no gradient as long as they are equal."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        first, second = (getattr(self, name) for name in self.names)
+        return nn.functional.cosine_similarity(first(x), second(x if y is None else y))
+
+
+class OtherCosine(Cosine):
+    names = "two", "one"
+
+
+class Step(nn.Module):
+    """Gates of one step from a state of zeros, in an order of its own; the layer of the state is elsewhere."""
+
+    gates = "ifgo"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Sequential(nn.Linear(D, 4 * D), nn.LayerNorm(4 * D))
+        self.h = nn.Sequential(nn.Linear(D, 4 * D, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.x(x) + self.h(torch.zeros_like(x))
+        part = dict(zip(self.gates, made.chunk(4, -1), strict=True))
+        state = part["f"].sigmoid() * 0.5 + part["i"].sigmoid() * part["g"].tanh()
+        return torch.as_tensor(part["o"].sigmoid() * state.tanh())
+
+
+class OtherStep(Step):
+    gates = "foig"
+
+
+class Members(nn.Module):
+    """Numbered members that do the same, with layers whose names say nothing."""
+
+    names = "zan", "kip"
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = [nn.ModuleDict({name: nn.Linear(D, D) for name in sorted(self.names)}) for _ in range(2)]
+        self.models = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.names
+        inner = [(one.get_submodule(first), one.get_submodule(second)) for one in self.models]
+        return torch.stack([end(torch.relu(start(x))) for start, end in inner]).mean(0)
+
+
+class OtherMembers(Members):
+    names = "bol", "tus"
+
+
+class Keeps(nn.Module):
+    """Keeps its last activations, in a buffer that no output depends on."""
+
+    names = "first", "second"
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in sorted(self.names):
+            setattr(self, name, nn.Linear(D, D))
+        self.register_buffer("last", torch.zeros(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = (getattr(self, name) for name in self.names)
+        made = torch.relu(first(x))
+        self.last.copy_(made.detach().mean(0))
+        return torch.as_tensor(second(made))
+
+
+class OtherKeeps(Keeps):
+    names = "mev", "lor"
+
+
 class Normed(nn.Module):
     """Weights that the hook of an old weight_norm computes, which copy.deepcopy refuses."""
 
@@ -153,7 +246,8 @@ class OtherNormed(Normed):
 def module(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = ModuleType("their_proofs")
     for one in (Heads, OtherHeads, Attention, SplitAttention, Scaled, OtherScaled, Towers, OtherTowers, SetsItself,
-                Constant, Normed, OtherNormed):  # fmt: skip
+                Constant, Normed, OtherNormed, Keyed, OtherKeyed, Cosine, OtherCosine, Step, OtherStep,
+                Members, OtherMembers, Keeps, OtherKeeps):  # fmt: skip
         setattr(made, one.__name__, one)
     monkeypatch.setitem(sys.modules, "their_proofs", made)
 
@@ -175,11 +269,14 @@ def verified(ours: type[nn.Module], theirs: type[nn.Module], folder: Path, *give
         (OtherHeads, Heads, [], "do not depend on all of rect.weight"),
         (Attention, SplitAttention, [torch.ones(2, 1, D)], "do not depend on all of mixed.weight"),
         (Towers, OtherTowers, [], "does the same with left.0.weight and right.0.weight"),
+        (Cosine, OtherCosine, [], "does the same with left.0.weight and right.0.weight"),
+        (Step, OtherStep, [], "do not depend on all of h.0.weight"),
         (SetsItself, SetsItself, [], "changes its weights when it runs"),
         (Constant, Constant, [], "depends on none of its weights"),
     ],
-    ids=["one more output", "one less", "one token", "one input", "sets itself", "constant"],
-)
+    ids=["one more output", "one less", "one token", "one input", "cosine", "one step", "sets itself",
+         "constant"],
+)  # fmt: skip
 def test_what_outputs_do_not_show_is_not_proved(
     ours: type[nn.Module], theirs: type[nn.Module], given: list[Tensor], words: str, tmp_path: Path
 ) -> None:
@@ -201,8 +298,11 @@ def test_constant_buffers_are_not_proved(tmp_path: Path) -> None:
         (Attention, SplitAttention, [torch.randn(2, 5, D, generator=torch.Generator().manual_seed(1))]),
         (Towers, OtherTowers, list(torch.randn(2, 3, D, generator=torch.Generator().manual_seed(1)))),
         (Normed, OtherNormed, []),
+        (Keyed, OtherKeyed, []),
+        (Members, OtherMembers, []),
+        (Keeps, OtherKeeps, []),
     ],
-    ids=["tokens", "two inputs", "weight_norm"],
+    ids=["tokens", "two inputs", "weight_norm", "keys", "members", "a buffer"],
 )
 @pytest.mark.parametrize("back", [False, True])
 def test_an_input_that_shows_all_proves_all(
@@ -216,4 +316,6 @@ def test_an_input_that_shows_all_proves_all(
     one.load_state_dict(torch.load(tmp_path / "in.pth", weights_only=True))
     other.load_state_dict(torch.load(tmp_path / "out.pth", weights_only=True))
     inputs = given or [torch.randn(3, D)]
-    assert torch.allclose(one(*inputs), other(*inputs), atol=1e-6)
+    made, like = one(*inputs), other(*inputs)
+    rows = [(made[key], like[key]) for key in made] if isinstance(made, dict) else [(made, like)]
+    assert all(torch.allclose(*row, atol=1e-6) for row in rows)
