@@ -3,20 +3,32 @@
 A command imports some sixty data classes, and a fifth of its start went into making them: the standard library compiles
 up to seven functions for each. Here only ``__init__`` is compiled; the other methods are closures over the names of the
 fields. Nothing else differs: `dataclasses.fields`, `replace` and `asdict` take these classes too.
+
+`cached_property` is that of the standard library, without the lock that it has in Python 3.11. All objects of a class
+share that lock. A process that is forked while a different thread holds it would wait for it forever. Without it, as in
+Python 3.12, two threads may both make the value.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from operator import attrgetter
 from reprlib import recursive_repr
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass as dataclass  # type checkers know the decorator by this name
+    from dataclasses import dataclass as dataclass  # type checkers know the decorators by these names
+    from functools import cached_property as cached_property
 else:
+
+    class cached_property(functools.cached_property):  # noqa: N801
+        def __init__(self, func):
+            super().__init__(func)
+            self.lock = nullcontext()
 
     def dataclass(made=None, /, *, frozen=False, slots=False, eq=True, repr=True, kw_only=False):
         """Make a data class; the parameters are the standard library's."""

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from ckptfix.align.units import Unit, fronts
-from ckptfix.cached import cached_property
-from ckptfix.dataclass import dataclass
+from ckptfix.dataclass import cached_property, dataclass
 
 
 @dataclass(eq=False)

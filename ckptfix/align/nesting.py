@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import islice
 
 from ckptfix.align.units import CACHED, Signature, Unit, holders, is_numbered, siblings, words
-from ckptfix.cached import cached_property
+from ckptfix.dataclass import cached_property
 from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")

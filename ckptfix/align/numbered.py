@@ -13,8 +13,8 @@ import re
 from collections.abc import Collection, Sequence
 
 from ckptfix.align import roles
-from ckptfix.align.letters import COUNTING
 from ckptfix.align.roles import RoleEvidence
+from ckptfix.names.letters import COUNTING
 
 _NUMBER = re.compile(rf"\d{{1,9}}|(?<![A-Za-z]){COUNTING}(?![A-Za-z])")
 

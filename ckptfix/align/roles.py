@@ -13,10 +13,10 @@ from dataclasses import field, replace
 from itertools import pairwise
 
 from ckptfix.align import assignment
-from ckptfix.align.letters import COUNTING
 from ckptfix.align.scores import ENOUGH
 from ckptfix.align.units import words
 from ckptfix.dataclass import dataclass
+from ckptfix.names.letters import COUNTING
 
 ROLES: dict[str, dict[str, str]] = {
     "attention": {

@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from ckptfix.align.letters import COUNTING
 from ckptfix.align.units import ModelSide, Unit
+from ckptfix.names.letters import COUNTING
 
 _NUMBERED = re.compile(
     rf"(?P<home>(?:.*\.)?)[A-Za-z_]+(?:(?P<list>\.?)(?P<number>\d+)|_(?P<letter>{COUNTING}))"

@@ -13,8 +13,7 @@ from ckptfix.align.pairs import Link
 from ckptfix.align.scores import rising
 from ckptfix.align.siblings import Companions
 from ckptfix.align.units import ModelSide, Signature, Unit
-from ckptfix.cached import cached_property
-from ckptfix.dataclass import dataclass
+from ckptfix.dataclass import cached_property, dataclass
 
 SHOWN = 8
 """Instances of two groups whose blocks are compared."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
 
-from ckptfix.align import assignment, letters
+from ckptfix.align import assignment
 from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
 from ckptfix.align.groups import MOST, Sides, UnitGroup, alike, buckets, levelled, lonely_units
@@ -31,6 +31,7 @@ from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
 from ckptfix.align.units import ModelSide, Signature, Unit, counted, side, words
 from ckptfix.dataclass import dataclass
+from ckptfix.names import letters
 from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot
 

@@ -14,10 +14,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ckptfix.align.letters import COUNTING, spelled
-from ckptfix.cached import cached_property
-from ckptfix.dataclass import dataclass
+from ckptfix.dataclass import cached_property, dataclass
 from ckptfix.names import no_weights, spellings
+from ckptfix.names.letters import COUNTING, spelled
 from ckptfix.names.slots import Slot
 
 _OWN = """

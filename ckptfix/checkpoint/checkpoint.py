@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ckptfix.cached import cached_property
 from ckptfix.checkpoint.byte_ranges import Spliced
 from ckptfix.checkpoint.file_version import FileVersion
 from ckptfix.checkpoint.tensors import TensorEntry
-from ckptfix.dataclass import dataclass
+from ckptfix.dataclass import cached_property, dataclass
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 

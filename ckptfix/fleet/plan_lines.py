@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from ckptfix.cached import cached_property
-from ckptfix.dataclass import dataclass
+from ckptfix.dataclass import cached_property, dataclass
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.io.source import Source, found_as, open_source, stamp
 from ckptfix.numbers import MOST, whole_number

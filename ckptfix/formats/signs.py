@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckptfix.cached import cached_property
+from ckptfix.dataclass import cached_property
 from ckptfix.errors import CkptfixError
 from ckptfix.io.source import is_local, open_source
 from ckptfix.urls import scan_folder

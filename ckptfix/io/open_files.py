@@ -200,7 +200,7 @@ def sums_of(name: str) -> dict[int, tuple[int, int]]:
 
 def threads(count: int, name: str = "") -> ThreadPoolExecutor:
     """Create a pool of threads that share the open files of the current command."""
-    from ckptfix.io.pool import Threads
+    from ckptfix.pool import Threads
 
     return Threads(count, name, initializer=_join, initargs=(COMMAND.pool,))
 

@@ -109,7 +109,7 @@ class Syncing:
 
     def _submit(self, call: Callable[[T], None], argument: T) -> Future[None]:
         if self._pool is None:
-            from ckptfix.io.pool import Threads
+            from ckptfix.pool import Threads
 
             self._pool = Threads(1, "sync")
         return self._pool.submit(call, argument)

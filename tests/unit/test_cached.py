@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import os, signal, sys, threading
-from ckptfix.cached import cached_property
+from ckptfix.dataclass import cached_property
 from ckptfix.io import open_files
 
 inside, done = threading.Event(), threading.Event()

@@ -24,7 +24,7 @@ from package_trees import FILES, PACKAGE, parsed
 pytestmark = [pytest.mark.xdist_group("layers"), pytest.mark.sampled(1_000)]  # each row is a rule of its own
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("cached", "dataclass"),
+    ("dataclass", "pool"),
     (
         *("errors", "arguments", "extras", "command_table", "commands", "hooks", "shown", "words", "numbers", "docs"),
         *("platform", "urls", "version"),

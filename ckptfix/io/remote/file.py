@@ -22,10 +22,10 @@ from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.dataclass import dataclass
 from ckptfix.errors import CkptfixError, NoSuchFile
 from ckptfix.io.open_files import KnownRemote, far
-from ckptfix.io.pool import Threads
 from ckptfix.io.remote.clients import store_of
 from ckptfix.io.remote.store import retried
 from ckptfix.io.source import Source
+from ckptfix.pool import Threads
 
 HEAD = 128 << 10
 """Bytes of the first request: enough for the headers of nearly all safetensors files, and the pickle of most models."""

@@ -15,12 +15,12 @@ from ckptfix.checkpoint import ByteRange, OutputFile, Segment
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import NoSuchFile, WouldOverwrite
 from ckptfix.io.background_checks import Checking
-from ckptfix.io.pool import Threads
 from ckptfix.io.read import read_chunks, row_block
 from ckptfix.io.remote.clients import same_store, writable
 from ckptfix.io.remote.multipart import LEAST, Copy, Upload, parts_of
 from ckptfix.io.remote.store import CannotCopyError, NewObject, Trace, no_trace
 from ckptfix.io.source import BATCH, open_source
+from ckptfix.pool import Threads
 from ckptfix.urls import scheme_of
 
 UNDERWAY = 128 << 20

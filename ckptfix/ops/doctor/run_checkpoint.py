@@ -8,10 +8,9 @@ from itertools import product
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from ckptfix.cached import cached_property
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import quoted
-from ckptfix.dataclass import dataclass
+from ckptfix.dataclass import cached_property, dataclass
 from ckptfix.errors import CkptfixError, NoFile, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, found

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import ckptfix
-from ckptfix.io.pool import Threads
+from ckptfix.pool import Threads
 
 
 @pytest.fixture

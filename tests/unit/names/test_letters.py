@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ckptfix.align.letters import series, spelled
 from ckptfix.align.match import match
+from ckptfix.names.letters import series, spelled
 from ckptfix.names.slots import Slot
 
 
