@@ -14,9 +14,9 @@ from collections.abc import Collection, Sequence
 
 from ckptfix.align import roles
 from ckptfix.align.roles import RoleEvidence
-from ckptfix.names.letters import COUNTING
+from ckptfix.names.letters import COUNTED
 
-_NUMBER = re.compile(rf"\d{{1,9}}|(?<![A-Za-z]){COUNTING}(?![A-Za-z])")
+_NUMBER = re.compile(rf"\d{{1,9}}|{COUNTED}")
 
 
 def paired(

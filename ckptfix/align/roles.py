@@ -16,7 +16,7 @@ from ckptfix.align import assignment
 from ckptfix.align.scores import ENOUGH
 from ckptfix.align.units import words
 from ckptfix.dataclass import dataclass
-from ckptfix.names.letters import COUNTING
+from ckptfix.names.letters import COUNTED
 
 ROLES: dict[str, dict[str, str]] = {
     "attention": {
@@ -110,7 +110,7 @@ _BLOCK = re.compile(r".*(?:\d|\{\})(?=\.)")
 """Pattern of the block that contains a module: its path up to the last number of a list of modules."""
 
 _NUMBER = re.compile(r"\d+")
-_LETTER = re.compile(f"(?<![A-Za-z]){COUNTING}(?![A-Za-z])")
+_LETTER = re.compile(COUNTED)
 
 
 @dataclass(frozen=True, slots=True)

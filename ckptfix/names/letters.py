@@ -14,7 +14,10 @@ from string import ascii_lowercase
 COUNTING = "[a-h]"
 """Pattern of the letters that may count."""
 
-_LETTER, _COUNTED = (re.compile(f"(?<![A-Za-z]){letter}(?![A-Za-z])") for letter in ("[a-z]", COUNTING))
+COUNTED = f"(?<![A-Za-z]){COUNTING}(?![A-Za-z])"
+"""Pattern of such a letter by itself."""
+
+_LETTER, _COUNTED = re.compile(r"(?<![A-Za-z])[a-z](?![A-Za-z])"), re.compile(COUNTED)
 _NUMBER = re.compile(r"\d+")
 _SECOND = frozenset("b")
 _WORD = re.compile(r"[A-Za-z]+[^A-Za-z.]*$")

@@ -290,7 +290,7 @@ def find(
         notes = (*notes, f"{plural(len(planned.unsaid), 'key')} that no rule can hold: {_pair(old, new)}")
     verified = verdict is not None and verdict.equal
     if verdict is not None and verified:
-        notes = (*verdict.notes, *([verdict.unproved] if verdict.unproved else []), *notes)
+        notes = (*verdict.sentences, *notes)
     return MatchProposal(
         *(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected, verified), named=source
     )

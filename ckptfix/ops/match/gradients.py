@@ -13,7 +13,6 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,18 @@ from ckptfix.names.operations import Operation
 from ckptfix.names.slots import Slot
 from ckptfix.ops.match.fused import Operations, line_of
 from ckptfix.ops.match.plan import reshape
-from ckptfix.ops.match.running import SEED, Arguments, Models, compared, counterparts, gradients, head_counts
+from ckptfix.ops.match.running import (
+    SEED,
+    STATISTICS,
+    Arguments,
+    Models,
+    compared,
+    compared_names,
+    gradients,
+    head_counts,
+    kept_states,
+    outputs,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -101,9 +111,9 @@ def proposals(
         fill: as `Fill`.
     """
     seen = {_pairs_of(matching)}
-    with _kept_states(both):
-        ran = [gradients(one, arguments, "a model") for one in (both.source, both.target)]
-        among = counterparts([*ran[0][0]], [*ran[1][0]])
+    with kept_states(both):
+        names = [[*outputs(one, arguments, "a model")] for one in (both.source, both.target)]
+        among = compared_names(*names)
         ran = [gradients(one, arguments, "a model", names)
                for one, names in zip((both.source, both.target), among, strict=True)]  # fmt: skip
         used = [set(grads) for _, grads in ran]
@@ -143,20 +153,6 @@ def _certain(matching: Matching, operations: Operations, buffers: set[str]) -> t
         if open_.isdisjoint((pair.source, pair.target)) and (not pair.operation or pair.source in whole)
     )  # fmt: skip
     return replace(matching, pairs=pairs, rules=(), dropped=()), replace(operations, taken=taken)
-
-
-@contextmanager
-def _kept_states(both: Models) -> Iterator[None]:
-    """Restore the weights of the source afterwards."""
-    import torch
-
-    kept = {name: tensor.clone() for name, tensor in both.source.state_dict().items()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, tensor in both.source.state_dict().items():
-                tensor.copy_(kept[name])
 
 
 class _Places:
@@ -346,7 +342,7 @@ def _by_gradients(
                 for one in side.values():
                     _set_equal(state[one.name], one, scale)
                 for name, shape in buffers.items():
-                    if name.endswith(_STATISTICS):
+                    if name.endswith(STATISTICS):
                         size = math.prod(shape)
                         _set_equal(state[name], _Tensor(name, shape, (size,), (size,), (1,)), scale)
         ran = [gradients(one, arguments, "a model", names)
@@ -365,9 +361,6 @@ def _by_gradients(
     hints = {(pair.source, pair.target) for pair in first.pairs}
     to = _counterparts(blocks[0], blocks[1], greatest * DEAD, hints)
     return None if to is None else _assembled(places, sides, to, base, first)
-
-
-_STATISTICS = "running_mean", "running_var"
 
 
 def _set_equal(tensor: torch.Tensor, one: _Tensor, scale: float) -> None:
@@ -434,7 +427,7 @@ def _counterparts(
 
     def rank(part: Part, other: Part) -> tuple[int, ...]:
         near_by = (related[one] for one in zip(_relatives(part), _relatives(other), strict=True))
-        return *near_by, (part[0], other[0]) in hints, _leaf(part[0]) == _leaf(other[0]), part[1:] == other[1:]
+        return *near_by, (part[0], other[0]) in hints, leaf(part[0]) == leaf(other[0]), part[1:] == other[1:]
 
     several = []
     for part, others in near.items():
@@ -470,7 +463,7 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _leaf(name: str) -> str:
+def leaf(name: str) -> str:
     return name.rpartition(".")[2]
 
 
@@ -676,6 +669,6 @@ def _buffers(places: _Places, modules: Mapping[str, str]) -> Iterator[MatchedPai
     for name, shape in places.buffers[0].items():
         row = free.get((modules.get(_module(name), ""), shape), [])
         if row:
-            other = next((one for one in row if _leaf(one) == _leaf(name)), row[0])
+            other = next((one for one in row if leaf(one) == leaf(name)), row[0])
             row.remove(other)
             yield MatchedPair(name, other, 1.0, "beside equal gradients")

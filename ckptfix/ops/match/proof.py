@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.ops.match.fused import Operations
-from ckptfix.ops.match.gradients import EQUAL, equal_numbers
-from ckptfix.ops.match.running import Models, gradients, outputs
+from ckptfix.ops.match.gradients import EQUAL, equal_numbers, leaf
+from ckptfix.ops.match.running import STATISTICS, Models, gradients, kept_states, outputs
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +32,6 @@ NOTHING = 1e-12
 
 PARTS = 2, 3, 4
 """Numbers of equal parts that a tensor may hold: halves of a GLU; queries, keys and values; gates of GRU and LSTM."""
-
-STATISTICS = "running_mean", "running_var"
-"""Buffers that are drawn as parameters are. They have no gradient, and matter if a run uses them."""
 
 _SHAPES = re.compile(r"\b(?:transpose|permute|reshape)\b[^|]*\|?|\bdim=\d+")
 
@@ -93,9 +90,11 @@ class Proof:
         certain = {key for key, pair in doubts.items() if not pair.instead}
         places = {pair.source: pair.target for pair in found.pairs if _key(pair) not in certain}
         self.twins = self._twins(places, {pair.source: pair.instead for pair in before.pairs})
-        alike = set(map(_module, self.twins))
+        interchangeable = {_module(name) for name in self.twins}
         proved = {
-            _key(pair) for pair in found.pairs if _module(pair.source) not in alike and self._proves(pair, found.pairs)
+            _key(pair)
+            for pair in found.pairs
+            if _module(pair.source) not in interchangeable and self._proves(pair, found.pairs)
         }
         proved |= {_key(pair) for pair in _following(found.pairs, proved, self._state)}
         moved = {self._rows(pair) for pair in found.pairs if _key(pair) in proved and _rows_moved(pair)} - {1}
@@ -165,17 +164,13 @@ class Proof:
         shapes = [tuple(self._state[name].shape) for name in matrices]
         if len(set(shapes)) == len(matrices):
             return {}
-        kept = {name: self._state[name].detach().clone() for name in places if _is_learned(self._state[name])}
         scale = 0.5 / math.sqrt(max(min(shape[:2]) for shape in shapes))  # larger ones would saturate attention
-        try:
+        with kept_states(self._both):
             with torch.no_grad():
-                for name, value in kept.items():
-                    self._state[name].copy_(equal_numbers(tuple(value.shape), scale))
+                for tensor in (self._state[name] for name in places):
+                    if _is_learned(tensor):
+                        tensor.copy_(equal_numbers(tuple(tensor.shape), scale))
             slopes = self._gradients()
-        finally:
-            with torch.no_grad():
-                for name, value in kept.items():
-                    self._state[name].copy_(value)
         found: dict[str, str] = {}
         groups: dict[tuple[object, ...], list[str]] = {}
         for name, shape in zip(matrices, shapes, strict=True):
@@ -249,7 +244,7 @@ def _following(
                 continue
             other = sure.get(_partner(pair.source, names, state) or "")
             together = other is not None and _rows_moved(other) == _rows_moved(pair)
-            named = _leaf(pair.source) == _leaf(pair.target) or _alone(pair.source, names, state)
+            named = leaf(pair.source) == leaf(pair.target) or _alone(pair.source, names, state)
             if together or (named and not any(map(_rows_moved, inside))):
                 yield pair
 
@@ -316,7 +311,3 @@ def _module(name: str) -> str:
 def _block(name: str) -> str:
     """Return the module around that of a tensor; empty for a module of the model itself."""
     return _module(name).rpartition(".")[0]
-
-
-def _leaf(name: str) -> str:
-    return name.rpartition(".")[2]

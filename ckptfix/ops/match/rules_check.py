@@ -126,7 +126,7 @@ def check_rules(
         "run backwards, they give IN's keys again" if not (wrong or lossy) else lossy or "they do not run backwards",
     ]
     if verdict is not None and verdict.equal:
-        proved += [*verdict.notes, *([verdict.unproved] if verdict.unproved else [])]
+        proved += verdict.sentences
     draft = Draft(
         result=partial(
             CheckedRules,

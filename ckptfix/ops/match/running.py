@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 SEED = 20260117
 
+STATISTICS = "running_mean", "running_var"
+"""Buffers that are drawn as parameters are. They have no gradient, and matter if a run uses them."""
+
 GIVE_INPUT = "--input FILE or --input module:factory gives the input"
 """The hint if a derived input does not do."""
 
@@ -159,7 +162,7 @@ def draw(model: torch.nn.Module, seed: int) -> None:
 
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        learned = isinstance(tensor, torch.nn.Parameter) or name.endswith(("running_mean", "running_var"))
+        learned = isinstance(tensor, torch.nn.Parameter) or name.endswith(STATISTICS)
         if not (isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and learned):
             continue
         drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
@@ -167,6 +170,20 @@ def draw(model: torch.nn.Module, seed: int) -> None:
             tensor.data.copy_(drawn * (1.5 / max(1, tensor[0].numel())) ** 0.5)
         else:
             tensor.data.copy_(0.8 + 0.2 * drawn.abs())
+
+
+@contextmanager
+def kept_states(both: Models) -> Iterator[None]:
+    """Restore the weights of the source afterwards."""
+    import torch
+
+    kept = {name: tensor.clone() for name, tensor in both.source.state_dict().items()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in both.source.state_dict().items():
+                tensor.copy_(kept[name])
 
 
 @contextmanager
@@ -316,7 +333,7 @@ def tensors_in(value: object) -> dict[str, Any]:
     return {f"{key}/{name}": tensor for key, one in rows for name, tensor in tensors_in(one).items()}
 
 
-def counterparts(wanted: Sequence[str], made: Sequence[str]) -> tuple[list[str], list[str]]:
+def compared_names(wanted: Sequence[str], made: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the outputs of both models that are compared, by name, in the same order.
 
     Equal keys go together, and otherwise equal places. If one model returns more, only the first of each do.
@@ -328,11 +345,11 @@ def counterparts(wanted: Sequence[str], made: Sequence[str]) -> tuple[list[str],
 
 
 def compared(wanted: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Return the greatest relative difference of outputs, or why there is none."""
+    """Return the largest relative difference between the outputs, or the reason that they cannot be compared."""
     if not wanted or not made:
         return None, "a model returns no floating-point tensor"
     worst = 0.0
-    for name, like in zip(*counterparts([*wanted], [*made]), strict=True):
+    for name, like in zip(*compared_names([*wanted], [*made]), strict=True):
         one, other = wanted[name], made[like]
         if one.squeeze().shape != other.squeeze().shape:
             return None, f"the outputs have the shapes {list(one.shape)} and {list(other.shape)}"

@@ -30,7 +30,7 @@ from ckptfix.ops.match.running import (
     Arguments,
     Models,
     compared,
-    counterparts,
+    compared_names,
     difference,
     draw,
     exits_refused,
@@ -78,6 +78,11 @@ class Verdict:
     @property
     def equal(self) -> bool:
         return self.difference is not None and self.difference <= SAME
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """All that there is to say of equal outputs, a sentence each."""
+        return (*self.notes, self.unproved) if self.unproved else self.notes
 
 
 def prove(
@@ -170,7 +175,7 @@ class _Trial:
             self.both.target.load_state_dict(convert(), strict=False)
             made = steady_outputs(self.both.target, self.arguments, "the model of --like")
             done.difference, done.why = compared(self.wanted, made)
-            done.among = tuple(counterparts([*self.wanted], [*made])[0])
+            done.among = tuple(compared_names([*self.wanted], [*made])[0])
         except (CkptfixError, RuntimeError) as error:
             done.why = str(error).splitlines()[0]
         if done.equal:
